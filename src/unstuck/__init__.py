@@ -1,0 +1,31 @@
+"""Brings back the records that are stuck in Processing, in the tables that you already have."""
+
+from unstuck.app import (
+    Unstuck,
+    cleanup_zombie_records,
+    configure,
+    setup_zombie_cleanup_scheduler,
+)
+from unstuck.errors import ClaimLost, RegistrationError, UnstuckError
+from unstuck.events import Observer
+from unstuck.recovery import Compensate
+from unstuck.registry import Registry, recoverable, registry
+from unstuck.settings import ZombieSettings
+from unstuck.tables import metadata
+
+__all__ = [
+    "ClaimLost",
+    "Compensate",
+    "Observer",
+    "RegistrationError",
+    "Registry",
+    "Unstuck",
+    "UnstuckError",
+    "ZombieSettings",
+    "cleanup_zombie_records",
+    "configure",
+    "metadata",
+    "recoverable",
+    "registry",
+    "setup_zombie_cleanup_scheduler",
+]

@@ -1,0 +1,17 @@
+"""Every statement on the host's rows, and on the claims to them."""
+
+from unstuck.claims.finding import Finder, Reach
+from unstuck.claims.moving import completed_keys, lock_record, move_record, revoke_claim
+from unstuck.claims.taking import Taker
+from unstuck.claims.walking import can_walk
+
+__all__ = [
+    "Finder",
+    "Reach",
+    "Taker",
+    "can_walk",
+    "completed_keys",
+    "lock_record",
+    "move_record",
+    "revoke_claim",
+]

@@ -1,0 +1,301 @@
+"""Finds the zombies of a workflow and decides on them, as one SELECT.
+
+Dry run and real run read the same query: the real one only writes what this one says. Rows that
+cannot be taken (held, deferred, locked) are left out before the LIMIT, so that they starve nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Integer,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    case,
+    cast,
+    exists,
+    false,
+    func,
+    literal,
+    literal_column,
+    not_,
+    null,
+    or_,
+    select,
+    tuple_,
+)
+from sqlalchemy.sql.selectable import CTE, Subquery
+
+from unstuck import tables
+from unstuck.clock import later, not_after, now, older_than, seconds_since
+from unstuck.decisions import Facts, Outcome, Policy, count_strikes, decide, wait_seconds
+from unstuck.identity import comparable, is_one_of
+from unstuck.registry import Workflow
+from unstuck.settings import ZombieSettings
+from unstuck.signals import Signal
+
+MASS_STALL = "mass_stall"
+
+
+class Reach(Enum):
+    """Which of a workflow's zombies a query is after."""
+
+    any = auto()
+    from_start = auto()
+    after_key = auto()
+    in_keys = auto()
+
+
+@dataclass(frozen=True)
+class Finder:
+    """The queries that find one workflow's zombies."""
+
+    workflow: Workflow
+    policy: Policy
+    settings: ZombieSettings
+
+    @cached_property
+    def signal(self) -> Signal:
+        return Signal(
+            claim=tables.claims,
+            updated_at=self.workflow.updated_at,
+            lease=self.workflow.lease,
+            threshold=self.policy.threshold,
+            grace=self.policy.grace,
+        )
+
+    @cached_property
+    def is_processing(self) -> ColumnElement[bool]:
+        """In the text of the statement, not bound: only so can a partial index be proved to fit."""
+        statuses = [
+            bindparam(None, status, type_=self.workflow.status.type, literal_execute=True)
+            for status in self.workflow.processing
+        ]
+        one = self.workflow.status == statuses[0]
+        return (
+            one
+            if len(statuses) == 1
+            else or_(one, *(self.workflow.status == s for s in statuses[1:]))
+        )
+
+    def survey(self, limit: int) -> Select[*tuple[Any, ...]]:
+        """How many zombies there are, counted no further than the limit; and what is remembered."""
+        some = self._select(self.signal.mute.label("mute")).limit(limit).subquery("some")
+        known = exists().where(tables.records.c.workflow == self.workflow.name)
+        return select(
+            func.count().filter(not_(some.c.mute)).label("zombies"),
+            func.count().label("found"),
+            known.label("remembered"),
+            self._recorded_stall().is_not(None).label("stalled"),
+        ).select_from(some)
+
+    def keys(self, limit: int) -> Select[Any]:
+        return self._select(*self._key_columns()).limit(limit)
+
+    def plan(self, reach: Reach, *, lock: bool) -> Select[Any]:
+        """One row per zombie: its key, the facts, the outcome, and what is to be written."""
+        decided = self._decide(self._found(reach, lock=lock))
+        d = decided.c
+        facts = _facts_of(decided)
+        wait = wait_seconds(self.policy, facts, d.outcome, d.zombie_count)
+        # Drawn once: a random wait that is read twice would be two waits.
+        waited = select(*decided.c, wait.label("wait")).subquery("waited")
+        w = waited.c
+        retry_at = case((w.wait.is_not(None), later(w.wait)), else_=null())
+        return select(
+            *(column for column in w if column.name != "wait"),
+            retry_at.label("retry_at"),
+            self._moves(w.outcome).label("moves"),
+            self._note(w).label("note"),
+        )
+
+    def _found(self, reach: Reach, *, lock: bool) -> CTE:
+        s, signal = tables.records.c, self.signal
+        query = self._select(
+            *self._key_columns(),
+            self.workflow.record_id.label("record_id"),
+            self.workflow.status.label("status"),
+            tables.claims.c.token.label("token"),
+            tables.claims.c.worker_id.label("worker_id"),
+            signal.cause.label("cause"),
+            case((signal.mute, 0.0), else_=seconds_since(signal.last_life)).label("stale_seconds"),
+            func.coalesce(s.zombie_count, 0).label("strikes"),
+            signal.mute.label("mute"),
+            signal.claimed.label("claimed"),
+            signal.never_started.label("never_started"),
+            and_(s.deferred_at.is_not(None), self._unchanged_since(s.deferred_at)).label("due"),
+            self.workflow.may_requeue.label("reapable"),
+            func.coalesce(not_after(signal.last_life, self._open_stall()), false()).label(
+                "stalled"
+            ),
+        )
+        query = self._reach(query, reach)
+        if lock:
+            query = query.with_for_update(of=list(self.workflow.tables), skip_locked=True)
+        return query.cte("found").prefix_with("MATERIALIZED", dialect="postgresql")
+
+    def _select(self, *columns: ColumnElement[Any]) -> Select[Any]:
+        workflow, claims, records = self.workflow, tables.claims, tables.records
+        joined = workflow.source.outerjoin(
+            claims,
+            and_(claims.c.workflow == workflow.name, claims.c.record_id == workflow.record_id),
+        ).outerjoin(
+            records,
+            and_(records.c.workflow == workflow.name, records.c.record_id == workflow.record_id),
+        )
+        waits = and_(
+            records.c.deferred_at.is_not(None),
+            self._unchanged_since(records.c.deferred_at),
+            not_(older_than(records.c.retry_at, 0.0)),
+        )
+        held = and_(records.c.held_at.is_not(None), self._unchanged_since(records.c.held_at))
+        return (
+            select(*columns)
+            .select_from(joined)
+            .where(
+                self.is_processing,
+                workflow.scope,
+                or_(self.signal.stale, self.signal.mute),
+                not_(func.coalesce(or_(waits, held), false())),
+            )
+        )
+
+    def _reach(self, query: Select[Any], reach: Reach) -> Select[Any]:
+        keys = [comparable(column) for column in self.workflow.key]
+        if reach is Reach.in_keys:
+            return query.where(is_one_of(self.workflow.key, bindparam("keys", expanding=True)))
+        query = query.limit(bindparam("limit", type_=Integer()))
+        if reach is Reach.any:
+            # In no order: without its index, an ordered LIMIT tempts the planner to walk the table.
+            return query
+        if reach is Reach.after_key:
+            after = [bindparam(f"after_{n}", type_=key.type) for n, key in enumerate(keys)]
+            query = query.where(
+                keys[0] > after[0] if len(keys) == 1 else tuple_(*keys) > tuple_(*after)
+            )
+        return query.order_by(*self.workflow.key)
+
+    def _key_columns(self) -> list[ColumnElement[Any]]:
+        return [comparable(column).label(f"key_{n}") for n, column in enumerate(self.workflow.key)]
+
+    def _unchanged_since(self, mark: ColumnElement[Any]) -> ColumnElement[bool]:
+        """A mark counts only until the record shows life again: then it is another matter."""
+        return func.coalesce(not_after(self.signal.last_life, mark), literal(True))
+
+    def _open_stall(self) -> ColumnElement[Any]:
+        """When the mass stall was noticed that is being cleaned up; NULL if there is none.
+
+        `noticed` says that this sweep noticed one: a dry run does not write it down."""
+        noticed = bindparam("noticed", type_=Boolean())
+        return case((noticed, now()), else_=self._recorded_stall())
+
+    def _recorded_stall(self) -> ColumnElement[Any]:
+        event = tables.events.c
+        return (
+            select(func.max(event.at))
+            .where(
+                event.workflow == self.workflow.name,
+                # Literal for the sake of its partial index.
+                event.kind == literal_column(f"'{MASS_STALL}'"),
+                not_(older_than(event.at, self.settings.mass_stall_window_minutes * 60)),
+            )
+            .scalar_subquery()
+        )
+
+    def _decide(self, found: CTE) -> Subquery:
+        facts = _facts_of(found)
+        struck = select(*found.c, count_strikes(facts).label("zombie_count")).subquery("struck")
+        outcome = decide(self.policy, _facts_of(struck), struck.c.zombie_count)
+        return select(*struck.c, outcome.label("outcome")).subquery("decided")
+
+    def _moves(self, outcome: ColumnElement[str]) -> ColumnElement[bool]:
+        """Whether the record leaves Processing."""
+        moving = [Outcome.requeued.value]
+        if self.workflow.exhausted is not None:
+            moving.append(Outcome.failed.value)
+        if self.workflow.held is not None:
+            moving.append(Outcome.held.value)
+        return outcome.in_(moving)
+
+    def _note(self, w: Any) -> ColumnElement[str]:
+        """What happened, in the words that the error column gets."""
+        most = self.policy.max_resets
+        strikes, seconds = cast(w.zombie_count, Text), cast(cast(w.stale_seconds, BigInteger), Text)
+        count = case(
+            (
+                w.zombie_count > most,
+                literal("stuck ").concat(strikes).concat(f" times, {most} allowed"),
+            ),
+            (w.stalled, "no strike, mass stall"),
+            (w.never_started, "no strike"),
+            else_=literal("strike ").concat(strikes).concat(f" of {most}"),
+        )
+        head = case(
+            (w.outcome == Outcome.requeued.value, self.settings.reset_message),
+            (w.outcome == Outcome.failed.value, "Given up from stuck Processing state"),
+            else_="Held from stuck Processing state",
+        )
+        tail = case(
+            (
+                w.outcome == Outcome.failed.value,
+                literal("; earlier: ").concat(func.coalesce(self._past(w.record_id), "none")),
+            ),
+            (
+                and_(w.outcome == Outcome.held.value, not_(w.reapable)),
+                "; not reapable, a human decides",
+            ),
+            else_="",
+        )
+        return (
+            head.concat(": ")
+            .concat(count)
+            .concat(", no sign of life for ")
+            .concat(seconds)
+            .concat(" s, cause ")
+            .concat(w.cause)
+            .concat(tail)
+        )
+
+    def _past(self, record_id: ColumnElement[str]) -> ColumnElement[str]:
+        """The record's last strikes from the ledger; read for given-up records alone."""
+        event = tables.events.c
+        last = (
+            select(event.id, event.at, event.cause)
+            .where(
+                event.workflow == self.workflow.name,
+                event.record_id == record_id,
+                event.kind == "zombie",
+            )
+            .order_by(event.id.desc())
+            .limit(10)
+            .correlate(*_froms_of(record_id))
+            .subquery("past")
+        )
+        line = func.substr(cast(last.c.at, Text), 1, 19).concat(" ").concat(last.c.cause)
+        return select(func.aggregate_strings(line, ", ")).scalar_subquery()
+
+
+def _froms_of(expression: ColumnElement[Any]) -> list[Any]:
+    return [expression.table] if hasattr(expression, "table") else []
+
+
+def _facts_of(source: CTE | Subquery) -> Facts:
+    c = source.c
+    return Facts(
+        mute=c.mute,
+        claimed=c.claimed,
+        never_started=c.never_started,
+        due=c.due,
+        reapable=c.reapable,
+        stalled=c.stalled,
+        strikes=c.strikes,
+    )

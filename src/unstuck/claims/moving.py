@@ -1,0 +1,89 @@
+"""Moves one record, for a human's decision or a custom recovery: locked first, guarded all the
+same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import and_, delete, null, select, update
+from sqlalchemy.engine import Row
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from unstuck import tables
+from unstuck.clock import now
+from unstuck.identity import Key, as_list, comparable, is_one_of
+from unstuck.registry import Workflow
+
+
+async def lock_record(
+    connection: AsyncConnection, workflow: Workflow, key: Key
+) -> Row[*tuple[Any, ...]] | None:
+    """The record's status and its claim, with its row locked for the rest of the transaction."""
+    claims = tables.claims
+    joined = workflow.source.outerjoin(
+        claims,
+        and_(claims.c.workflow == workflow.name, claims.c.record_id == workflow.record_id),
+    )
+    query = (
+        select(workflow.status.label("status"), claims.c.worker_id.label("worker_id"))
+        .select_from(joined)
+        .where(workflow.is_record(key), workflow.scope)
+        .with_for_update(of=list(workflow.tables))
+    )
+    return (await connection.execute(query)).one_or_none()
+
+
+async def move_record(
+    connection: AsyncConnection, workflow: Workflow, key: Key, *, old: Any, new: Any, note: str
+) -> bool:
+    """Changes the status of a record that still has the old one; False if it has not."""
+    values: dict[Any, Any] = {workflow.status: new}
+    if workflow.error is not None:
+        values[workflow.error] = _cut(note, workflow.error.type)
+    if workflow.updated_at is not None:
+        values[workflow.updated_at] = now()
+    for column in (workflow.lease, workflow.retry_at):
+        if column is not None and column.nullable:
+            values[column] = null()
+    if workflow.version is not None:
+        values[workflow.version] = workflow.version + 1
+    moved = True
+    for table in workflow.tables:
+        mine = [
+            comparable(column) == part
+            for column, part in zip(workflow.key_in(table), key, strict=True)
+        ]
+        if table is workflow.status.table:
+            mine.append(workflow.status == old)
+        written = {column: value for column, value in values.items() if column.table is table}
+        result = await connection.execute(update(table).where(*mine).values(written))
+        moved = moved and result.rowcount == 1
+        if not moved:
+            return False
+    return True
+
+
+async def revoke_claim(connection: AsyncConnection, workflow: Workflow, record_id: str) -> bool:
+    """Takes the claim away: whatever its worker still wants to write is refused from now on."""
+    claim = tables.claims.c
+    gone = delete(tables.claims).where(
+        claim.workflow == workflow.name, claim.record_id == record_id
+    )
+    return (await connection.execute(gone)).rowcount > 0
+
+
+async def completed_keys(
+    connection: AsyncConnection, workflow: Workflow, keys: list[Key]
+) -> list[Key]:
+    """Which of these records are in the completed status now."""
+    rows = await connection.execute(
+        select(*(comparable(column) for column in workflow.key))
+        .select_from(workflow.source)
+        .where(is_one_of(workflow.key, as_list(keys)), workflow.status == workflow.completed)
+    )
+    return [tuple(row) for row in rows]
+
+
+def _cut(note: str, kind: Any) -> str:
+    length: int | None = getattr(kind, "length", None)
+    return note[:length]

@@ -1,0 +1,73 @@
+"""Where sessions come from, in every form that applications have one.
+
+`async_sessionmaker()` never fails, the checkout of a connection does: so a session counts as had
+only once its connection is. Whatever goes wrong on the way is a `SessionUnavailable` with the
+reason.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from sqlalchemy import URL
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+
+from unstuck.db.engine import make_engine
+from unstuck.errors import SessionUnavailable, describe
+
+# async_sessionmaker | AsyncEngine | URL | a function that gives a session in any of the usual ways
+SessionSource = Any
+
+
+class Sessions:
+    """Opens sessions from any source; owns the engine only if it made it from a URL."""
+
+    def __init__(self, source: SessionSource) -> None:
+        self._owned: AsyncEngine | None = None
+        if isinstance(source, str | URL):
+            source = self._owned = make_engine(source)
+        if isinstance(source, AsyncEngine):
+            source = async_sessionmaker(source, expire_on_commit=False)
+        if not callable(source):
+            raise TypeError(
+                f"session_factory={source!r} gives no sessions: pass an async_sessionmaker, an "
+                "AsyncEngine, a URL, or a function that gives an AsyncSession."
+            )
+        self._source: Callable[[], Any] = source
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[AsyncSession]:
+        """A session whose connection is truly there."""
+        async with AsyncExitStack() as stack:
+            try:
+                session = await self._enter(stack)
+                await session.connection()
+            except Exception as error:
+                raise SessionUnavailable(f"No database session: {describe(error)}") from error
+            yield session
+
+    async def close(self) -> None:
+        if self._owned is not None:
+            await self._owned.dispose()
+
+    async def _enter(self, stack: AsyncExitStack) -> AsyncSession:
+        given = self._source()
+        if inspect.isasyncgen(given):
+            given = _as_context(given)
+        elif inspect.isawaitable(given) and not isinstance(given, AbstractAsyncContextManager):
+            given = await given
+        if given is not None and hasattr(given, "__aenter__"):
+            given = await stack.enter_async_context(given)
+        if not isinstance(given, AsyncSession):
+            raise TypeError(f"the session source gave {given!r} instead of an AsyncSession")
+        return given
+
+
+@asynccontextmanager
+async def _as_context(generator: Any) -> AsyncIterator[Any]:
+    """A FastAPI dependency as FastAPI would run it: to its end, or with the error thrown in."""
+    async with asynccontextmanager(lambda: generator)() as session:
+        yield session

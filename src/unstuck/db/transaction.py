@@ -1,0 +1,109 @@
+"""One short, bounded transaction on the host's database.
+
+Everything that is set is set for this transaction alone, so that nothing strands behind a pooler
+and the host's own sessions never notice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from sqlalchemy import delete, false, func, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from unstuck.db.sources import Sessions
+from unstuck.errors import TablesMissing, UnsupportedDatabase
+from unstuck.settings import ZombieSettings
+from unstuck.tables import claims, metadata
+
+_UNDEFINED = ("42P01", "42703")  # table, column
+
+
+@dataclass
+class Transaction:
+    """A session in a transaction, and whether it leads the work on its subject."""
+
+    session: AsyncSession
+    connection: AsyncConnection
+    leads: bool = True
+
+    @property
+    def dialect(self) -> str:
+        return self.connection.dialect.name
+
+    async def commit(self) -> None:
+        await self.session.commit()
+
+    async def rollback(self) -> None:
+        await self.session.rollback()
+
+
+@asynccontextmanager
+async def transaction(
+    sessions: Sessions, settings: ZombieSettings, *, time_zone: str = "UTC", lead: str | None = None
+) -> AsyncIterator[Transaction]:
+    """Commits at the end unless the block raised. `lead` names what one replica at a time does."""
+    async with sessions.open() as session:
+        connection = await session.connection()
+        try:
+            leads = await _prepare(connection, settings, time_zone, lead)
+            yield Transaction(session, connection, leads)
+            await session.commit()
+        except DBAPIError as error:
+            await session.rollback()
+            if _tables_are_missing(error):
+                raise TablesMissing from error
+            raise
+        except BaseException:
+            await session.rollback()
+            raise
+
+
+async def create_tables(sessions: Sessions) -> None:
+    """Creates what is missing of unstuck's own tables; several replicas may do so at once."""
+    async with sessions.open() as session:
+        connection = await session.connection()
+        if connection.dialect.name == "postgresql":
+            await connection.execute(select(func.pg_advisory_xact_lock(_lock_key("create_tables"))))
+        for table in metadata.sorted_tables:
+            await connection.execute(CreateTable(table, if_not_exists=True))
+            for index in sorted(table.indexes, key=lambda index: str(index.name)):
+                await connection.execute(CreateIndex(index, if_not_exists=True))
+        await session.commit()
+
+
+async def _prepare(
+    connection: AsyncConnection, settings: ZombieSettings, time_zone: str, lead: str | None
+) -> bool:
+    if connection.dialect.name == "sqlite":
+        # A write, even of nothing, takes SQLite's one write lock before anything is read.
+        await connection.execute(delete(claims).where(false()))
+        return True
+    if connection.dialect.name != "postgresql":
+        raise UnsupportedDatabase(connection.dialect.name)
+    milliseconds = {
+        "lock_timeout": settings.lock_timeout_seconds * 1000,
+        "statement_timeout": settings.statement_timeout_seconds * 1000,
+    }
+    local = {"TimeZone": time_zone, **{k: str(max(1, int(v))) for k, v in milliseconds.items()}}
+    asked = [func.set_config(name, value, True) for name, value in local.items()]
+    if lead is not None:
+        asked.insert(0, func.pg_try_advisory_xact_lock(_lock_key(lead)))
+    answer = (await connection.execute(select(*asked))).one()
+    return lead is None or bool(answer[0])
+
+
+def _lock_key(name: str) -> int:
+    digest = hashlib.blake2b(f"unstuck:{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)
+
+
+def _tables_are_missing(error: DBAPIError) -> bool:
+    words = str(error.orig)
+    undefined = getattr(error.orig, "sqlstate", None) in _UNDEFINED or "no such " in words
+    return undefined and any(table in words for table in metadata.tables)

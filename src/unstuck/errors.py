@@ -1,0 +1,89 @@
+"""Everything that can go wrong, in words that say what, where and how to mend it.
+
+UnstuckError
+├── RegistrationError       a model or a parameter that cannot be registered
+├── SettingsError           a configuration that cannot work
+├── SessionUnavailable      the session source failed, or gave no session
+├── TablesMissing           unstuck's own tables are not in this database
+├── UnsupportedDatabase     neither PostgreSQL nor SQLite
+├── UnknownWorkflow         no workflow of that name is registered
+├── UnknownRecord           no such record, or not a key of its table
+├── WrongState              the record is not in the status that the decision is for
+└── ClaimLost               the claim was taken away while its worker still ran
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+_PASSWORD_IN_URL = re.compile(r"(?<=://)([^\s:/@]*):[^\s/]*(?=@)")
+
+
+class UnstuckError(Exception):
+    """Base of every error that unstuck raises on purpose."""
+
+
+class RegistrationError(UnstuckError):
+    """A model or a parameter that cannot be registered for recovery."""
+
+
+class SettingsError(UnstuckError, ValueError):
+    """A configuration that cannot work."""
+
+
+class SessionUnavailable(UnstuckError):
+    """The session source failed, or gave no session."""
+
+
+class UnsupportedDatabase(UnstuckError):
+    """Neither PostgreSQL nor SQLite."""
+
+    def __init__(self, dialect: str) -> None:
+        super().__init__(
+            f"unstuck works on PostgreSQL and SQLite; this session is bound to {dialect!r}."
+        )
+
+
+class TablesMissing(UnstuckError):
+    """unstuck's own tables are not in this database."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The tables zombie_claims, zombie_records and zombie_events are missing or out of "
+            "date in this database: pass create_tables=True to setup_zombie_cleanup_scheduler(), "
+            "await Unstuck(...).create_tables(), or add unstuck.metadata to your migrations."
+        )
+
+
+class UnknownWorkflow(UnstuckError):
+    """No workflow of that name is registered."""
+
+
+class UnknownRecord(UnstuckError):
+    """No such record, or not a key of its table."""
+
+
+class WrongState(UnstuckError):
+    """The record is not in the status that the decision is for; nothing was changed."""
+
+
+class ClaimLost(UnstuckError):
+    """The claim was taken away while its worker still ran."""
+
+
+def nearest(wrong: str, choices: Iterable[str]) -> str:
+    """The list of choices as a sentence, led by the one that was probably meant."""
+    names = sorted(choices)
+    folded = {name.casefold(): name for name in names}
+    close = difflib.get_close_matches(wrong.casefold(), folded, n=1, cutoff=0.5)
+    listing = ", ".join(names) if names else "none"
+    return f"did you mean {folded[close[0]]!r}? There are: {listing}" if close else listing
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line, without its SQL and without the passwords that database URLs carry."""
+    root = getattr(error, "orig", None) or error
+    lines = str(root).strip().splitlines()
+    return _PASSWORD_IN_URL.sub(r"\1:***", lines[0]) if lines else type(root).__name__

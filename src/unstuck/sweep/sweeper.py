@@ -1,0 +1,89 @@
+"""One sweep over all workflows: bounded in time, contained, counted.
+
+A workflow that fails is reported by name and does not stop the others; the timer is outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from time import monotonic
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from unstuck.db import Sessions
+from unstuck.errors import UnstuckError, describe
+from unstuck.events import Observers, SweepReport, WorkflowReport
+from unstuck.registry import Workflow
+from unstuck.settings import ZombieSettings
+from unstuck.sweep.workflow_sweep import WorkflowSweep
+
+logger = logging.getLogger("unstuck.sweep")
+
+
+class Sweeper:
+    """Runs sweeps. Any number may run at once, here and in other processes."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        settings: ZombieSettings,
+        workflows: Iterable[Workflow],
+        observers: Observers,
+    ) -> None:
+        self._sessions = sessions
+        self._settings = settings
+        self._workflows = workflows
+        self._observers = observers
+        self._turn = 0
+
+    async def sweep(self, *, dry_run: bool = False) -> SweepReport:
+        started = monotonic()
+        report = SweepReport(started_at=datetime.now(UTC), dry_run=dry_run)
+        deadline = asyncio.get_running_loop().time() + self._settings.sweep_timeout
+        for workflow in self._in_turn():
+            report.workflows.append(await self._sweep_one(workflow, deadline, dry_run=dry_run))
+        report.seconds = monotonic() - started
+        changed = not dry_run and report.found > 0
+        logger.log(logging.WARNING if changed else logging.DEBUG, "%s", report)
+        await self._observers.tell("on_sweep_finished", report)
+        return report
+
+    def _in_turn(self) -> list[Workflow]:
+        """Another workflow goes first each time, so that a slow one cannot starve the rest."""
+        workflows = list(self._workflows)
+        first = self._turn % len(workflows) if workflows else 0
+        self._turn += 1
+        return workflows[first:] + workflows[:first]
+
+    async def _sweep_one(
+        self, workflow: Workflow, deadline: float, *, dry_run: bool
+    ) -> WorkflowReport:
+        report = WorkflowReport(workflow.name)
+        started = monotonic()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await WorkflowSweep(
+                    workflow,
+                    self._sessions,
+                    self._settings,
+                    self._observers,
+                    report,
+                    dry_run=dry_run,
+                ).run()
+        except TimeoutError:
+            limit = f"the sweep ran into its limit of {self._settings.sweep_timeout:g} s"
+            self._blame(report, limit)
+        except (UnstuckError, SQLAlchemyError, OSError) as error:
+            self._blame(report, describe(error))
+        except Exception as error:
+            logger.exception("Zombie sweep of %s failed unexpectedly", workflow.name)
+            report.errors.append(f"{type(error).__name__}: {describe(error)}")
+        report.seconds = monotonic() - started
+        return report
+
+    def _blame(self, report: WorkflowReport, reason: str) -> None:
+        logger.error("Zombie sweep of %s failed: %s", report.workflow, reason)
+        report.errors.append(reason)

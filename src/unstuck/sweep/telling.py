@@ -1,0 +1,80 @@
+"""Counts what a sweep did and tells the observers, after the commit."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sqlalchemy.engine import Row
+
+from unstuck.decisions import Outcome
+from unstuck.events import MassStall, Observers, WorkflowReport, Zombie
+from unstuck.identity import Key
+from unstuck.registry import Workflow
+
+logger = logging.getLogger("unstuck.sweep")
+
+
+def key_of(row: Row[Any]) -> Key:
+    return tuple(value for name, value in row._mapping.items() if name.startswith("key_"))
+
+
+class Teller:
+    """Tells of one workflow's zombies."""
+
+    def __init__(
+        self, workflow: Workflow, observers: Observers, report: WorkflowReport, *, dry_run: bool
+    ) -> None:
+        self._workflow = workflow
+        self._observers = observers
+        self._report = report
+        self._dry_run = dry_run
+        self._statuses = {
+            Outcome.requeued: workflow.queued,
+            Outcome.failed: workflow.exhausted,
+            Outcome.held: workflow.held,
+        }
+
+    def zombie(self, row: Row[Any]) -> Zombie:
+        key = key_of(row)
+        return Zombie(
+            workflow=self._workflow.name,
+            record_id=row.record_id,
+            identity=key[0] if len(key) == 1 else key,
+            cause=row.cause,
+            outcome=Outcome(row.outcome),
+            zombie_count=row.zombie_count,
+            stale_seconds=row.stale_seconds,
+            worker_id=row.worker_id,
+        )
+
+    async def tell(self, row: Row[Any]) -> None:
+        zombie = self.zombie(row)
+        await self.tell_settled(row, zombie, row.moves, self._statuses.get(zombie.outcome))
+
+    async def tell_settled(self, row: Row[Any], zombie: Zombie, left: bool, new: Any) -> None:
+        """`left`: whether the record left Processing, for the status `new`."""
+        report, tell = self._report, self._observers.tell
+        report.count(zombie.outcome, left=left)
+        report.found += not row.mute
+        report.oldest_seconds = max(report.oldest_seconds, zombie.stale_seconds)
+        if self._dry_run:
+            report.zombies.append(zombie)
+            return
+        if row.mute:
+            return
+        if not row.due:
+            await tell("on_zombie_detected", zombie)
+        if left:
+            await tell("on_status_changed", zombie.workflow, zombie.record_id, row.status, new)
+        await tell(f"on_{zombie.outcome}", zombie)
+
+    async def tell_stall(self, stall: MassStall | None) -> None:
+        if stall is None:
+            return
+        logger.error(
+            "Mass stall: at least %d zombies of %s at once; they are requeued without a strike",
+            stall.zombies,
+            stall.workflow,
+        )
+        await self._observers.tell("on_mass_stall", stall)

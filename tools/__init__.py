@@ -1,0 +1,1 @@
+"""What the tests and the Makefile need and the library does not."""
