@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from sqlalchemy.exc import SQLAlchemyError
 
 from unstuck import ledger
 from unstuck.db import Sessions, SessionSource, create_tables, transaction
-from unstuck.errors import SettingsError
+from unstuck.errors import SettingsError, UnstuckError, describe
 from unstuck.events import Observers, SweepReport
 from unstuck.interventions import CANCEL, FAIL, RELEASE, RETRY, Intervention, intervene
 from unstuck.registry import Registry, Workflow
@@ -49,8 +51,7 @@ class Unstuck:
     async def sweep(self, *, dry_run: bool = False) -> SweepReport:
         """Brings back what is stuck; with dry_run, only says what it would bring back."""
         if self._tables_wanted:
-            await self.create_tables()
-            self._tables_wanted = False
+            await self._create_wanted_tables()
         return await self._sweeper.sweep(dry_run=dry_run)
 
     def setup(
@@ -121,6 +122,15 @@ class Unstuck:
         if "_sessions" in self.__dict__:
             await self._sessions.close()
 
+    async def _create_wanted_tables(self) -> None:
+        """At the first sweep that can; until then each sweep says why it cannot."""
+        try:
+            await self.create_tables()
+        except (UnstuckError, SQLAlchemyError, OSError) as error:
+            logger.error("The tables of unstuck cannot be created: %s", describe(error))
+        else:
+            self._tables_wanted = False
+
     async def _intervene(
         self, intervention: Intervention, name: WorkflowName, record: object, by: str, why: str
     ) -> None:
@@ -151,9 +161,10 @@ class Unstuck:
 
 
 class _Default:
-    """The instance behind the module-level functions; made when it is first needed."""
+    """The instance behind the module-level functions, and what it was made with."""
 
     instance: Unstuck | None = None
+    parameters: Mapping[str, Any] = MappingProxyType({})
 
 
 def configure(
@@ -163,7 +174,13 @@ def configure(
     observers: Iterable[object] = (),
 ) -> Unstuck:
     """Sets what the module-level functions work with."""
-    _Default.instance = Unstuck(session_factory, settings, registry, observers)
+    return _configure(
+        session_factory=session_factory, settings=settings, registry=registry, observers=observers
+    )
+
+
+def _configure(**parameters: Any) -> Unstuck:
+    _Default.instance, _Default.parameters = Unstuck(**parameters), parameters
     return _Default.instance
 
 
@@ -182,10 +199,11 @@ def setup_zombie_cleanup_scheduler(
     """Sweeps from now on. Call it in the lifespan of the application.
 
     Without a scheduler it starts its own; without a session factory it opens a tiny pool of its own
-    from ZOMBIE_DATABASE_URL or DATABASE_URL.
+    from ZOMBIE_DATABASE_URL or DATABASE_URL. What `configure` was told holds, unless told anew.
     """
-    said = (session_factory, settings, registry)
-    unstuck = default() if said == (None, None, None) else configure(*said)
+    given = {"session_factory": session_factory, "settings": settings, "registry": registry}
+    said = {name: value for name, value in given.items() if value is not None}
+    unstuck = _configure(**{**_Default.parameters, **said}) if said else default()
     return unstuck.setup(scheduler, create_tables=create_tables)
 
 

@@ -76,10 +76,16 @@ class ClaimLost(UnstuckError):
 def nearest(wrong: str, choices: Iterable[str]) -> str:
     """The list of choices as a sentence, led by the one that was probably meant."""
     names = sorted(choices)
-    folded = {name.casefold(): name for name in names}
-    close = difflib.get_close_matches(wrong.casefold(), folded, n=1, cutoff=0.5)
     listing = ", ".join(names) if names else "none"
-    return f"did you mean {folded[close[0]]!r}? There are: {listing}" if close else listing
+    close = closest(wrong, names)
+    return f"did you mean {close!r}? There are: {listing}" if close else listing
+
+
+def closest(wrong: str, choices: Iterable[str]) -> str | None:
+    """The choice that was probably meant."""
+    folded = {name.casefold(): name for name in choices}
+    close = difflib.get_close_matches(wrong.casefold(), folded, n=1, cutoff=0.5)
+    return folded[close[0]] if close else None
 
 
 def describe(error: BaseException) -> str:

@@ -93,6 +93,11 @@ class SweepReport:
         return self.total("left_processing")
 
     @property
+    def changed(self) -> bool:
+        """Whether anything was done to any zombie."""
+        return not self.dry_run and any(self.total(o) for o in Outcome if o is not Outcome.skipped)
+
+    @property
     def zombies(self) -> list[Zombie]:
         return [zombie for workflow in self.workflows for zombie in workflow.zombies]
 
@@ -137,9 +142,6 @@ class Observers:
 
     def __init__(self, observers: Iterable[object] = ()) -> None:
         self._observers: Sequence[object] = tuple(observers)
-
-    def listen_to(self, *methods: str) -> bool:
-        return any(self._handlers(method) for method in methods)
 
     async def tell(self, method: str, *arguments: Any) -> None:
         for handler in self._handlers(method):

@@ -12,8 +12,11 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    BigInteger,
     Column,
     ColumnElement,
+    Dialect,
+    Enum,
     Integer,
     String,
     Text,
@@ -23,12 +26,15 @@ from sqlalchemy import (
     tuple_,
     type_coerce,
 )
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 Key = tuple[Any, ...]
+
+_POSTGRESQL: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 
 class uuid_text(FunctionElement[str]):
@@ -42,9 +48,10 @@ class uuid_text(FunctionElement[str]):
 def _uuid_text(element: uuid_text, compiler: SQLCompiler, **kw: Any) -> str:
     (column,) = element.clauses
     sql = compiler.process(column, **kw)
-    kind = stored_type(column.type)
+    kind = _type_on(compiler.dialect, column.type)
     if isinstance(kind, Uuid) and kind.native_uuid and compiler.dialect.supports_native_uuid:
         return f"CAST({sql} AS TEXT)"
+    sql = f"replace({sql}, '-', '')"
     cuts = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
     return "lower(" + " || '-' || ".join(f"substr({sql}, {at}, {n})" for at, n in cuts) + ")"
 
@@ -57,7 +64,8 @@ def stored_type(kind: TypeEngine[Any]) -> TypeEngine[Any]:
 
 
 def is_supported(column: ColumnElement[Any]) -> bool:
-    return isinstance(stored_type(column.type), Integer | Uuid | String)
+    kind = stored_type(column.type)
+    return isinstance(kind, Integer | Uuid | String) and not isinstance(kind, Enum)
 
 
 def record_id(columns: Sequence[Column[Any]]) -> ColumnElement[str]:
@@ -89,7 +97,10 @@ def comparable(column: Column[Any]) -> ColumnElement[Any]:
     kind = stored_type(column.type)
     if isinstance(kind, Uuid):
         return type_coerce(column, Uuid(native_uuid=kind.native_uuid))
-    return type_coerce(column, kind)
+    if isinstance(kind, Integer):
+        return type_coerce(column, BigInteger())  # an id out of range is unknown, not an error
+    # A decorator that makes UUIDs of text on PostgreSQL alone is the one to say how to bind them.
+    return column if _is_uuid(column) else type_coerce(column, kind)
 
 
 def write_key(columns: Sequence[Column[Any]], record: object) -> str:
@@ -110,19 +121,40 @@ def read_key(columns: Sequence[Column[Any]], record: object) -> Key:
     return tuple(_value(column, part) for column, part in zip(columns, parts, strict=True))
 
 
+def _is_uuid(column: ColumnElement[Any]) -> bool:
+    """Also where only a decorator knows: text in one database, a UUID in the other."""
+    kinds = (stored_type(column.type), _type_on(_POSTGRESQL, column.type))
+    return any(isinstance(kind, Uuid) for kind in kinds)
+
+
+def _type_on(dialect: Dialect, kind: TypeEngine[Any]) -> TypeEngine[Any]:
+    while isinstance(kind, TypeDecorator):
+        kind = kind.load_dialect_impl(dialect)
+    return kind
+
+
 def _text(column: Column[Any]) -> ColumnElement[str]:
-    if isinstance(stored_type(column.type), Uuid):
+    if _is_uuid(column):
         return uuid_text(column)
     return cast(column, Text)
 
 
 def _value(column: Column[Any], part: object) -> Any:
-    kind = stored_type(column.type)
-    if isinstance(kind, Uuid):
+    if part is None:
+        raise ValueError("no part of a key is None")
+    if _is_uuid(column):
         return part if isinstance(part, UUID) else UUID(str(part))
-    if isinstance(kind, Integer):
-        return int(str(part))
+    if isinstance(stored_type(column.type), Integer):
+        return _whole(str(part))
     return str(part)
+
+
+def _whole(text: str) -> int:
+    """A key has one text: Python would also read 1_000, +5 and the digits of other scripts."""
+    number = int(text)
+    if str(number) != text or not -(2**63) <= number < 2**63:
+        raise ValueError(f"{text!r} is not an integer as databases write it")
+    return number
 
 
 def _join(key: Key) -> str:

@@ -82,9 +82,7 @@ async def intervene(
     row = await lock_record(tx.connection, workflow, key)
     if row is None:
         raise UnknownRecord(f"There is no {label}.")
-    known = await ledger.recall(tx.connection, workflow.name, record_id)
-    marked = known is not None and known.held_at is not None
-    if not intervention.applies(workflow, row.status, marked):
+    if not intervention.applies(workflow, row.status, row.held):
         raise WrongState(
             f"{label} is {_label(row.status)}, not {intervention.wanted}; nothing was changed."
         )
@@ -92,16 +90,23 @@ async def intervene(
     if new is None:
         raise WrongState(f"{workflow.name} has no failed status for {label} to go to.")
     note = f"{intervention.kind.capitalize()} by {by}: {why}"
-    await move_record(tx.connection, workflow, key, old=row.status, new=new, note=note)
+    strikes = 0 if new == workflow.queued else None
+    await move_record(
+        tx.connection, workflow, key, old=row.status, new=new, note=note, strikes=strikes
+    )
     await revoke_claim(tx.connection, workflow, record_id)
-    await ledger.forget(tx.connection, workflow.name, record_id)
+    if new == workflow.queued:
+        # With a clean slate, but not forgotten: that it completes cleanly is worth a ledger row.
+        await ledger.remember(tx.connection, workflow.name, record_id, zombie_count=0)
+    else:
+        await ledger.forget(tx.connection, workflow.name, record_id)
     await ledger.append(
         tx.connection,
         workflow.name,
         record_id,
         intervention.kind,
         worker_id=row.worker_id,
-        zombie_count=known.zombie_count if known is not None else 0,
+        zombie_count=row.zombie_count,
         data={"by": by, "why": why, "old": _label(row.status), "new": _label(new)},
     )
     return Change(workflow.name, record_id, row.status, new)

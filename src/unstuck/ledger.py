@@ -9,7 +9,6 @@ from typing import Any
 
 from sqlalchemy import delete, exists, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from unstuck.tables import events, records
@@ -61,12 +60,6 @@ async def append(
     )
 
 
-async def recall(connection: AsyncConnection, workflow: str, record_id: str) -> Row[Any] | None:
-    """What is remembered of a record."""
-    same = (records.c.workflow == workflow, records.c.record_id == record_id)
-    return (await connection.execute(select(records).where(*same))).one_or_none()
-
-
 async def remember(
     connection: AsyncConnection, workflow: str, record_id: str, **values: Any
 ) -> None:
@@ -87,15 +80,13 @@ async def forget(connection: AsyncConnection, workflow: str, record_id: str) -> 
 
 
 async def list_remembered(
-    connection: AsyncConnection, workflow: str, *, after: str, limit: int
+    connection: AsyncConnection, workflow: str, *, after: str | None, limit: int
 ) -> list[str]:
     """The records that something is remembered of, in the order of their ids."""
-    query = (
-        select(records.c.record_id)
-        .where(records.c.workflow == workflow, records.c.record_id > after)
-        .order_by(records.c.record_id)
-        .limit(limit)
-    )
+    query = select(records.c.record_id).where(records.c.workflow == workflow)
+    if after is not None:
+        query = query.where(records.c.record_id > after)
+    query = query.order_by(records.c.record_id).limit(limit)
     return list((await connection.execute(query)).scalars())
 
 

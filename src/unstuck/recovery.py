@@ -9,8 +9,8 @@ rolled back and the record is held.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -73,10 +73,9 @@ async def run_recovery(recover: Step, zombie: Zombie, session: AsyncSession) -> 
 def _read(answer: object) -> Recovered:
     if answer is None:
         return Recovered()
-    if isinstance(answer, Recovered):
-        return answer
-    if answer in _ALLOWED:
-        return Recovered(Outcome(str(answer)))
+    told = answer if isinstance(answer, Recovered) else Recovered(cast(Outcome, answer))
+    if told.outcome in _ALLOWED:
+        return replace(told, outcome=Outcome(told.outcome))
     allowed = ", ".join(_ALLOWED)
     raise ValueError(f"returned {answer!r}; expected None, a Recovered, or one of {allowed}")
 

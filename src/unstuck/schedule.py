@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-from apscheduler.jobstores.base import JobLookupError
+from apscheduler.executors.asyncio import AsyncIOExecutor
+from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
@@ -24,8 +25,9 @@ logger = logging.getLogger("unstuck.schedule")
 
 JOB_ID = "cleanup_zombie_records"
 JOB_NAME = "Zombie Record Cleanup"
-# A store of our own, in memory: the job is a bound method, which no persistent store could keep.
-_JOB_STORE = "unstuck"
+# A store and an executor of our own: the job is a bound method, which no persistent store could
+# keep, and a coroutine, which a host's default thread pool would never await.
+_OURS = "unstuck"
 _PATIENCE = 10.0
 
 
@@ -53,10 +55,7 @@ class Handle:
         """Takes the job off the timetable, ends a sweep under way, closes what was opened."""
         scheduler, self.scheduler = self.scheduler, None
         if scheduler is not None:
-            with suppress(JobLookupError):
-                scheduler.remove_job(JOB_ID)
-            if self._owns_scheduler and scheduler.running:
-                scheduler.shutdown(wait=False)
+            self._leave(scheduler)
         for task in tuple(self._running):
             task.cancel()
         if self._running:
@@ -67,8 +66,7 @@ class Handle:
         """Puts the job on the host's scheduler, or on one of its own."""
         self._owns_scheduler = scheduler is None
         self.scheduler = _own_scheduler() if scheduler is None else _checked(scheduler)
-        with suppress(ValueError):  # there already, from an earlier set-up on this scheduler
-            self.scheduler.add_jobstore("memory", alias=_JOB_STORE)
+        _make_room(self.scheduler)
         settings = self.settings
         first = timedelta(seconds=settings.first_sweep_seconds)
         self.scheduler.add_job(
@@ -76,7 +74,8 @@ class Handle:
             IntervalTrigger(seconds=settings.interval, jitter=settings.jitter or None),
             id=JOB_ID,
             name=JOB_NAME,
-            jobstore=_JOB_STORE,
+            jobstore=_OURS,
+            executor=_OURS,
             replace_existing=True,
             max_instances=1,
             coalesce=True,
@@ -91,16 +90,26 @@ class Handle:
         task = asyncio.ensure_future(self._sweep())
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        done, _ = await asyncio.wait({task}, timeout=self.settings.sweep_timeout + _PATIENCE)
-        if not done:
+        limit = self.settings.sweep_timeout + _PATIENCE
+        try:
+            done, _ = await asyncio.wait({task}, timeout=limit)
+            if not done:
+                task.cancel()
+                done, _ = await asyncio.wait({task}, timeout=_PATIENCE)
+                end = "ended" if done else "left behind, for it does not end"
+                logger.error("A zombie sweep ran for more than %g s and is %s", limit, end)
+        except asyncio.CancelledError:  # the host has shut its scheduler down
             task.cancel()
-            done, _ = await asyncio.wait({task}, timeout=_PATIENCE)
-        if not done:
-            logger.error(
-                "A zombie sweep does not end and is left behind; the next one is due anyway"
-            )
-        elif not task.cancelled() and (error := task.exception()) is not None:
+            raise
+        if done and not task.cancelled() and (error := task.exception()) is not None:
             logger.error("Zombie sweep failed", exc_info=error)
+
+    def _leave(self, scheduler: AsyncIOScheduler) -> None:
+        job = scheduler.get_job(JOB_ID, _OURS)
+        if job is not None and job.func == self._run:  # and not that of a later set-up
+            job.remove()
+        if self._owns_scheduler and scheduler.running:
+            scheduler.shutdown(wait=False)
 
 
 def _own_scheduler() -> AsyncIOScheduler:
@@ -112,6 +121,17 @@ def _own_scheduler() -> AsyncIOScheduler:
             "it inside the lifespan of the application."
         ) from None
     return AsyncIOScheduler(event_loop=loop)
+
+
+def _make_room(scheduler: AsyncIOScheduler) -> None:
+    """What an earlier set-up on this scheduler left is kept; only its job goes."""
+    with suppress(ValueError):
+        scheduler.add_jobstore(MemoryJobStore(), alias=_OURS)
+    with suppress(ValueError):
+        scheduler.add_executor(AsyncIOExecutor(), alias=_OURS)
+    # A scheduler that was not started yet would keep both jobs until it is.
+    if (earlier := scheduler.get_job(JOB_ID, _OURS)) is not None:
+        earlier.remove()
 
 
 def _checked(scheduler: object) -> AsyncIOScheduler:

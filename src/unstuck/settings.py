@@ -8,27 +8,27 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    AliasChoices,
-    BeforeValidator,
-    Field,
-    SecretStr,
-    ValidationError,
-    model_validator,
-)
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, DotEnvSettingsSource, SettingsConfigDict
 
 from unstuck.errors import SettingsError, nearest
 
 PREFIX = "ZOMBIE_"
+ENV_FILE = ".env"
+
+# What PostgreSQL still takes: an interval that now() can be moved by, milliseconds, a LIMIT.
+_MOST = 1_000_000_000
+_MOST_TIMEOUT_SECONDS = 2_000_000
+_MOST_RESETS = 1_000_000
 
 
 def _none_if_said(value: Any) -> Any:
     return None if isinstance(value, str) and value.strip().lower() in ("", "none") else value
 
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=_MOST, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=_MOST, allow_inf_nan=False)]
+Timeout = Annotated[float, Field(gt=0, le=_MOST_TIMEOUT_SECONDS, allow_inf_nan=False)]
 Optional = Annotated[Positive | None, BeforeValidator(_none_if_said)]
 
 
@@ -37,11 +37,11 @@ class ZombieSettings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
-        env_file=".env",
+        env_file=ENV_FILE,
         env_file_encoding="utf-8",
+        env_ignore_empty=True,
         extra="ignore",
         frozen=True,
-        populate_by_name=True,
         hide_input_in_errors=True,
     )
 
@@ -50,24 +50,21 @@ class ZombieSettings(BaseSettings):
     cleanup_interval_minutes: Positive = 15
     cleanup_jitter_seconds: Annotated[NotNegative | None, BeforeValidator(_none_if_said)] = None
     first_sweep_seconds: NotNegative = 5
-    database_url: SecretStr | None = Field(
-        default=None,
-        validation_alias=AliasChoices(f"{PREFIX}DATABASE_URL", "DATABASE_URL"),
-    )
+    database_url: SecretStr | None = None
 
-    max_resets: Annotated[int, Field(ge=0)] = 3
+    max_resets: Annotated[int, Field(ge=0, le=_MOST_RESETS)] = 3
     backoff_base_seconds: NotNegative = 60
     backoff_max_seconds: NotNegative = 3600
     lease_grace_seconds: NotNegative = 60
     reset_message: Annotated[str, Field(min_length=1)] = "Auto-reset from stuck Processing state"
 
     batch_size: Annotated[int, Field(ge=1, le=5000)] = 1000
-    max_per_sweep: Annotated[int, Field(ge=1)] = 10_000
+    max_per_sweep: Annotated[int, Field(ge=1, le=_MOST)] = 10_000
     sweep_timeout_seconds: Optional = None
-    lock_timeout_seconds: Positive = 5
-    statement_timeout_seconds: Positive = 60
+    lock_timeout_seconds: Timeout = 5
+    statement_timeout_seconds: Timeout = 60
 
-    mass_stall_records: Annotated[int, Field(ge=0)] = 500
+    mass_stall_records: Annotated[int, Field(ge=0, le=_MOST)] = 500
     mass_stall_window_minutes: Positive = 60
     mass_stall_spread_seconds: NotNegative = 300
 
@@ -77,10 +74,14 @@ class ZombieSettings(BaseSettings):
     retention_claims_days: Optional = 7
 
     def __init__(self, **values: Any) -> None:
+        said = _environment(values.get("_env_file", ENV_FILE))
+        _refuse_unknown(values)
+        if "DATABASE_URL" in said and f"{PREFIX}DATABASE_URL" not in said:
+            values.setdefault("database_url", said["DATABASE_URL"])
         try:
             super().__init__(**values)
         except ValidationError as invalid:
-            said = {**_environment(), **{_variable(name): value for name, value in values.items()}}
+            said |= {_variable(name): value for name, value in values.items()}
             raise SettingsError(_explain(invalid, said)) from None
 
     @model_validator(mode="after")
@@ -98,6 +99,13 @@ class ZombieSettings(BaseSettings):
                 f"{PREFIX}SWEEP_TIMEOUT_SECONDS={timeout:g} must be below "
                 f"{PREFIX}CLEANUP_INTERVAL_MINUTES={self.cleanup_interval_minutes:g} "
                 f"({interval:g} seconds), or a sweep that hangs swallows the next one"
+            )
+        jitter = self.cleanup_jitter_seconds
+        if jitter is not None and jitter >= interval:
+            raise ValueError(
+                f"{PREFIX}CLEANUP_JITTER_SECONDS={jitter:g} must be below "
+                f"{PREFIX}CLEANUP_INTERVAL_MINUTES={self.cleanup_interval_minutes:g} "
+                f"({interval:g} seconds)"
             )
         if self.backoff_max_seconds < self.backoff_base_seconds:
             raise ValueError(
@@ -141,17 +149,26 @@ def unknown_variables() -> list[str]:
     known = {_variable(name) for name in ZombieSettings.model_fields}
     return [
         f"{name} is not a setting of unstuck: {nearest(name, known)}."
-        for name in sorted(_environment())
+        for name in sorted(_environment(ENV_FILE))
         if name.startswith(PREFIX) and name not in known
     ]
 
 
-def _environment() -> dict[str, Any]:
-    return {name.upper(): value for name, value in os.environ.items()}
+def _refuse_unknown(values: dict[str, Any]) -> None:
+    for name in values.keys() - ZombieSettings.model_fields.keys():
+        if not name.startswith("_"):  # those are pydantic's own, such as _env_file
+            known = nearest(name, ZombieSettings.model_fields)
+            raise SettingsError(f"{name}= is not a setting of unstuck: {known}.")
+
+
+def _environment(env_file: Any) -> dict[str, Any]:
+    """What the environment says, and `.env` below it; what is empty says nothing."""
+    sources = (DotEnvSettingsSource(ZombieSettings, env_file).env_vars, os.environ)
+    return {name.upper(): value for source in sources for name, value in source.items() if value}
 
 
 def _variable(field: str) -> str:
-    return field if field.startswith(PREFIX) else PREFIX + field.upper()
+    return PREFIX + field.upper()
 
 
 def _explain(invalid: ValidationError, said: dict[str, Any]) -> str:

@@ -15,8 +15,10 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     ColumnElement,
+    FromClause,
     Integer,
     Select,
+    Table,
     Text,
     and_,
     bindparam,
@@ -33,12 +35,13 @@ from sqlalchemy import (
     select,
     tuple_,
 )
+from sqlalchemy.engine import Row
 from sqlalchemy.sql.selectable import CTE, Subquery
 
 from unstuck import tables
 from unstuck.clock import later, not_after, now, older_than, seconds_since
 from unstuck.decisions import Facts, Outcome, Policy, count_strikes, decide, wait_seconds
-from unstuck.identity import comparable, is_one_of
+from unstuck.identity import Key, comparable, is_one_of
 from unstuck.registry import Workflow
 from unstuck.settings import ZombieSettings
 from unstuck.signals import Signal
@@ -55,18 +58,30 @@ class Reach(Enum):
     in_keys = auto()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Finder:
     """The queries that find one workflow's zombies."""
 
     workflow: Workflow
     policy: Policy
     settings: ZombieSettings
+    dialect: str
+
+    @cached_property
+    def claim(self) -> FromClause:
+        return self._lookup(tables.claims)
+
+    @cached_property
+    def memory(self) -> FromClause:
+        return self._lookup(tables.records)
 
     @cached_property
     def signal(self) -> Signal:
+        return self.signal_of(self.claim)
+
+    def signal_of(self, claim: FromClause) -> Signal:
         return Signal(
-            claim=tables.claims,
+            claim=claim,
             updated_at=self.workflow.updated_at,
             lease=self.workflow.lease,
             threshold=self.policy.threshold,
@@ -89,10 +104,11 @@ class Finder:
 
     def survey(self, limit: int) -> Select[*tuple[Any, ...]]:
         """How many zombies there are, counted no further than the limit; and what is remembered."""
-        some = self._select(self.signal.mute.label("mute")).limit(limit).subquery("some")
+        is_zombie = not_(or_(self.signal.mute, self._is_due))
+        some = self._select(is_zombie.label("is_zombie")).limit(limit).subquery("some")
         known = exists().where(tables.records.c.workflow == self.workflow.name)
         return select(
-            func.count().filter(not_(some.c.mute)).label("zombies"),
+            func.count().filter(some.c.is_zombie).label("zombies"),
             func.count().label("found"),
             known.label("remembered"),
             self._recorded_stall().is_not(None).label("stalled"),
@@ -119,20 +135,20 @@ class Finder:
         )
 
     def _found(self, reach: Reach, *, lock: bool) -> CTE:
-        s, signal = tables.records.c, self.signal
+        signal = self.signal
         query = self._select(
             *self._key_columns(),
             self.workflow.record_id.label("record_id"),
             self.workflow.status.label("status"),
-            tables.claims.c.token.label("token"),
-            tables.claims.c.worker_id.label("worker_id"),
+            self.claim.c.token.label("token"),
+            self.claim.c.worker_id.label("worker_id"),
             signal.cause.label("cause"),
             case((signal.mute, 0.0), else_=seconds_since(signal.last_life)).label("stale_seconds"),
-            func.coalesce(s.zombie_count, 0).label("strikes"),
+            func.coalesce(self.memory.c.zombie_count, 0).label("strikes"),
             signal.mute.label("mute"),
             signal.claimed.label("claimed"),
             signal.never_started.label("never_started"),
-            and_(s.deferred_at.is_not(None), self._unchanged_since(s.deferred_at)).label("due"),
+            self._is_due.label("due"),
             self.workflow.may_requeue.label("reapable"),
             func.coalesce(not_after(signal.last_life, self._open_stall()), false()).label(
                 "stalled"
@@ -144,30 +160,35 @@ class Finder:
         return query.cte("found").prefix_with("MATERIALIZED", dialect="postgresql")
 
     def _select(self, *columns: ColumnElement[Any]) -> Select[Any]:
-        workflow, claims, records = self.workflow, tables.claims, tables.records
-        joined = workflow.source.outerjoin(
-            claims,
-            and_(claims.c.workflow == workflow.name, claims.c.record_id == workflow.record_id),
-        ).outerjoin(
-            records,
-            and_(records.c.workflow == workflow.name, records.c.record_id == workflow.record_id),
-        )
-        waits = and_(
-            records.c.deferred_at.is_not(None),
-            self._unchanged_since(records.c.deferred_at),
-            not_(older_than(records.c.retry_at, 0.0)),
-        )
-        held = and_(records.c.held_at.is_not(None), self._unchanged_since(records.c.held_at))
+        joined = self.workflow.source
+        for looked_up in (self.claim, self.memory):
+            joined = joined.outerjoin(looked_up, self._is_same_record(looked_up))
+        memory = self.memory.c
+        waits = and_(self._is_due, not_(older_than(memory.retry_at, 0.0)))
+        held = and_(memory.held_at.is_not(None), self._unchanged_since(memory.held_at))
         return (
             select(*columns)
             .select_from(joined)
             .where(
                 self.is_processing,
-                workflow.scope,
+                self.workflow.scope,
                 or_(self.signal.stale, self.signal.mute),
                 not_(func.coalesce(or_(waits, held), false())),
             )
         )
+
+    def _lookup(self, table: Table) -> FromClause:
+        """A table of ours, looked up by its key for each record.
+
+        A plain join would let PostgreSQL hash the whole of it for every batch; to take one row for
+        each record leaves it only the index. SQLite looks up by the index anyway."""
+        if self.dialect != "postgresql":
+            return table
+        return select(table).where(self._is_same_record(table)).limit(1).lateral(table.name)
+
+    def _is_same_record(self, table: FromClause) -> ColumnElement[bool]:
+        workflow = self.workflow
+        return and_(table.c.workflow == workflow.name, table.c.record_id == workflow.record_id)
 
     def _reach(self, query: Select[Any], reach: Reach) -> Select[Any]:
         keys = [comparable(column) for column in self.workflow.key]
@@ -186,6 +207,12 @@ class Finder:
 
     def _key_columns(self) -> list[ColumnElement[Any]]:
         return [comparable(column).label(f"key_{n}") for n, column in enumerate(self.workflow.key)]
+
+    @property
+    def _is_due(self) -> ColumnElement[bool]:
+        """Deferred once, and among the records found only when its time has come."""
+        deferred_at = self.memory.c.deferred_at
+        return and_(deferred_at.is_not(None), self._unchanged_since(deferred_at))
 
     def _unchanged_since(self, mark: ColumnElement[Any]) -> ColumnElement[bool]:
         """A mark counts only until the record shows life again: then it is another matter."""
@@ -231,12 +258,12 @@ class Finder:
         most = self.policy.max_resets
         strikes, seconds = cast(w.zombie_count, Text), cast(cast(w.stale_seconds, BigInteger), Text)
         count = case(
+            (w.stalled, "no strike, mass stall"),
+            (w.never_started, "no strike"),
             (
                 w.zombie_count > most,
                 literal("stuck ").concat(strikes).concat(f" times, {most} allowed"),
             ),
-            (w.stalled, "no strike, mass stall"),
-            (w.never_started, "no strike"),
             else_=literal("strike ").concat(strikes).concat(f" of {most}"),
         )
         head = case(
@@ -282,6 +309,10 @@ class Finder:
         )
         line = func.substr(cast(last.c.at, Text), 1, 19).concat(" ").concat(last.c.cause)
         return select(func.aggregate_strings(line, ", ")).scalar_subquery()
+
+
+def key_of(row: Row[Any]) -> Key:
+    return tuple(value for name, value in row._mapping.items() if name.startswith("key_"))
 
 
 def _froms_of(expression: ColumnElement[Any]) -> list[Any]:

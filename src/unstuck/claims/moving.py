@@ -5,27 +5,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import and_, delete, null, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, literal, null, select, update
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from unstuck import tables
-from unstuck.clock import now
+from unstuck.clock import not_after, now
 from unstuck.identity import Key, as_list, comparable, is_one_of
 from unstuck.registry import Workflow
+from unstuck.signals import Signal
 
 
 async def lock_record(
     connection: AsyncConnection, workflow: Workflow, key: Key
 ) -> Row[*tuple[Any, ...]] | None:
-    """The record's status and its claim, with its row locked for the rest of the transaction."""
-    claims = tables.claims
+    """The record's status, its claim and what is remembered of it, with its row locked for the
+    rest of the transaction."""
+    claims, records = tables.claims, tables.records
     joined = workflow.source.outerjoin(
         claims,
         and_(claims.c.workflow == workflow.name, claims.c.record_id == workflow.record_id),
+    ).outerjoin(
+        records,
+        and_(records.c.workflow == workflow.name, records.c.record_id == workflow.record_id),
     )
     query = (
-        select(workflow.status.label("status"), claims.c.worker_id.label("worker_id"))
+        select(
+            workflow.status.label("status"),
+            claims.c.worker_id.label("worker_id"),
+            func.coalesce(records.c.zombie_count, 0).label("zombie_count"),
+            _is_marked_held(workflow).label("held"),
+        )
         .select_from(joined)
         .where(workflow.is_record(key), workflow.scope)
         .with_for_update(of=list(workflow.tables))
@@ -34,7 +44,14 @@ async def lock_record(
 
 
 async def move_record(
-    connection: AsyncConnection, workflow: Workflow, key: Key, *, old: Any, new: Any, note: str
+    connection: AsyncConnection,
+    workflow: Workflow,
+    key: Key,
+    *,
+    old: Any,
+    new: Any,
+    note: str,
+    strikes: int | None = None,
 ) -> bool:
     """Changes the status of a record that still has the old one; False if it has not."""
     values: dict[Any, Any] = {workflow.status: new}
@@ -45,6 +62,8 @@ async def move_record(
     for column in (workflow.lease, workflow.retry_at):
         if column is not None and column.nullable:
             values[column] = null()
+    if workflow.zombie_count is not None and strikes is not None:
+        values[workflow.zombie_count] = strikes
     if workflow.version is not None:
         values[workflow.version] = workflow.version + 1
     moved = True
@@ -82,6 +101,14 @@ async def completed_keys(
         .where(is_one_of(workflow.key, as_list(keys)), workflow.status == workflow.completed)
     )
     return [tuple(row) for row in rows]
+
+
+def _is_marked_held(workflow: Workflow) -> ColumnElement[bool]:
+    """A mark counts only until the record shows life again: what runs again is not held."""
+    signal = Signal(tables.claims, workflow.updated_at, workflow.lease, threshold=0, grace=0)
+    held_at = tables.records.c.held_at
+    unchanged = func.coalesce(not_after(signal.last_life, held_at), literal(True))
+    return and_(held_at.is_not(None), unchanged)
 
 
 def _cut(note: str, kind: Any) -> str:

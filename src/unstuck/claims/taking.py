@@ -6,11 +6,13 @@ and no writing CTEs, runs the same parts one by one over a temporary table.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Delete,
     Executable,
@@ -42,16 +44,18 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import ClauseElement
 
 from unstuck import tables
-from unstuck.claims.finding import Finder, Reach
+from unstuck.claims.finding import Finder, Reach, key_of
 from unstuck.clock import later, now
 from unstuck.decisions import Outcome
-from unstuck.identity import comparable
+from unstuck.identity import as_list, comparable
+from unstuck.registry import Workflow
 
 # What the caller is told of each zombie, besides its key.
 _ANSWER = (
     "record_id",
     "status",
     "worker_id",
+    "token",
     "cause",
     "outcome",
     "zombie_count",
@@ -60,6 +64,7 @@ _ANSWER = (
     "due",
     "moves",
 )
+_HANDED_OVER = Outcome.recovered.value
 _UPSERT: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 
 
@@ -83,15 +88,25 @@ class Taker:
     """The statements that take one workflow's zombies."""
 
     finder: Finder
+    siblings: tuple[Workflow, ...] = ()
 
     async def take(
         self, connection: AsyncConnection, reach: Reach, parameters: dict[str, Any]
     ) -> list[Row[Any]]:
-        """Takes a batch. A row that slipped away in the meantime comes back with settled false."""
+        """Takes a batch. A row that slipped away in the meantime comes back with settled false.
+
+        What moves is safe in one statement: the row that another sweep moved says so. What stays is
+        marked in a table that the find read before it had the lock; so it is found once more."""
         if connection.dialect.name == "sqlite":
             return await self._take_stepwise(connection, reach, parameters)
-        result = await connection.execute(self._statement(reach), parameters)
-        return list(result)
+        rows = list(await connection.execute(self._statement(reach, _moves), parameters))
+        staying = [key_of(row) for row in rows if not row.moves and row.outcome != _HANDED_OVER]
+        if not staying:
+            return rows
+        wanted = {"keys": as_list(staying), "noticed": parameters["noticed"]}
+        again = await connection.execute(self._statement(Reach.in_keys, _is_ours), wanted)
+        settled = {row.record_id: row for row in again}
+        return [settled.get(row.record_id, row) for row in rows]
 
     async def look(
         self, connection: AsyncConnection, reach: Reach, parameters: dict[str, Any]
@@ -101,14 +116,30 @@ class Taker:
         rows = select(*self._answer(plan), literal(True).label("settled"))
         return list(await connection.execute(rows, parameters))
 
-    @cache  # noqa: B019 - a Taker lives for one sweep
+    async def lock_claim(self, connection: AsyncConnection, zombie: Row[Any]) -> bool:
+        """Keeps beats out for the rest of the transaction; false if one has come already."""
+        if zombie.token is None:
+            return True
+        claim = tables.claims.c
+        same = (claim.record_id == zombie.record_id, claim.token == zombie.token)
+        query = select(literal(1)).where(*self._dead_claims, *same)
+        locked = await connection.execute(query.with_for_update(skip_locked=True))
+        return locked.one_or_none() is not None
+
+    @property
+    def _dead_claims(self) -> tuple[ColumnElement[bool], ...]:
+        mine = tables.claims.c.workflow == self.finder.workflow.name
+        return mine, self.finder.signal_of(tables.claims).claim_is_stale
+
+    @cache  # noqa: B019 - a Taker lives as long as its workflow
     def _plan(self, reach: Reach) -> Select[Any]:
         return self.finder.plan(reach, lock=True)
 
     @cache  # noqa: B019
-    def _statement(self, reach: Reach) -> Select[Any]:
+    def _statement(self, reach: Reach, wanted: Callable[[FromClause], Any]) -> Select[Any]:
         plan = self._plan(reach).cte("plan")
-        revoked = self._revoke(plan).returning(tables.claims.c.record_id).cte("revoked")
+        dead = self._lock_claims(plan, wanted).cte("dead").prefix_with("MATERIALIZED")
+        revoked = self._revoke(dead).returning(tables.claims.c.record_id).cte("revoked")
         is_free = or_(plan.c.token.is_(None), plan.c.record_id.in_(select(revoked.c.record_id)))
         moved = (
             self._move(plan, self.finder.workflow.status.table)
@@ -116,7 +147,7 @@ class Taker:
             .returning(*plan.c)
             .cte("moved")
         )
-        stayed = select(*plan.c).where(is_free, ~plan.c.moves, _is_ours(plan))
+        stayed = select(*plan.c).where(is_free, ~plan.c.moves, wanted(plan))
         settled = union_all(select(*moved.c), stayed).cte("settled")
         writes = [
             self._move(settled, table).cte(f"also_{n}")
@@ -143,7 +174,7 @@ class Taker:
         batch = plain_table(CreateBatch.name, *columns)
         settled = select(*batch.c).where(_is_ours(batch)).subquery("settled")
         writes: list[Executable] = [
-            self._revoke(batch),
+            self._revoke(select(*batch.c).where(_is_ours(batch)).subquery("ours")),
             *(self._move(batch, table) for table in self.finder.workflow.tables),
             *self._start_clocks(batch),
             self._strike(settled, "sqlite"),
@@ -158,15 +189,20 @@ class Taker:
         finally:
             await connection.execute(text(f"DROP TABLE {CreateBatch.name}"))
 
+    def _lock_claims(self, batch: FromClause, wanted: Callable[[FromClause], Any]) -> Select[Any]:
+        """The claims to take away, without those that a worker is writing: it lives, and may wait
+        for the very rows that are locked here."""
+        return (
+            select(batch.c.record_id, batch.c.token)
+            .join_from(batch, tables.claims, _same_claim(batch))
+            .where(*self._dead_claims, wanted(batch))
+            .with_for_update(of=tables.claims, skip_locked=True)
+        )
+
     def _revoke(self, batch: FromClause) -> Delete:
         """Takes the claims away, unless a beat came at the last moment or the claim is another."""
-        claim = tables.claims.c
-        same = and_(batch.c.record_id == claim.record_id, batch.c.token == claim.token)
-        return delete(tables.claims).where(
-            claim.workflow == self.finder.workflow.name,
-            self.finder.signal.claim_is_stale,
-            select(literal(1)).where(same, _is_ours(batch)).exists(),
-        )
+        same = select(literal(1)).where(_same_claim(batch)).exists()
+        return delete(tables.claims).where(*self._dead_claims, same)
 
     def _move(self, batch: FromClause, table: Table) -> Update:
         """Writes one table of the host, guarded by status and staleness once more."""
@@ -201,7 +237,7 @@ class Taker:
         if workflow.error is not None:
             values[workflow.error] = fit(batch.c.note, workflow.error.type)
         if workflow.updated_at is not None:
-            values[workflow.updated_at] = now()
+            values[workflow.updated_at] = self._touched(workflow.updated_at)
         if workflow.lease is not None and workflow.lease.nullable:
             values[workflow.lease] = null()
         if workflow.zombie_count is not None:
@@ -212,6 +248,16 @@ class Taker:
             values[workflow.version] = workflow.version + 1
         return values
 
+    def _touched(self, updated_at: Column[Any]) -> ColumnElement[Any]:
+        """Now; but a row that is stuck in another of its status columns as well keeps its age, or
+        the first column to be reset would hide the others for another threshold."""
+        stuck = [
+            sibling.status.in_(sibling.processing)
+            for sibling in self.siblings
+            if sibling.updated_at is updated_at and sibling.status.table is updated_at.table
+        ]
+        return case((or_(*stuck), updated_at), else_=now()) if stuck else now()
+
     def _start_clocks(self, batch: FromClause) -> list[Update]:
         """A record with no sign of life at all, not even an old one, is judged from now on."""
         workflow = self.finder.workflow
@@ -220,7 +266,8 @@ class Taker:
             return []
         start = now() if column is workflow.updated_at else later(self.finder.policy.threshold)
         mute = update(column.table).where(*self._same(batch, column.table), batch.c.mute)
-        return [mute.where(column.is_(None)).values({column: start})]
+        # Not WHERE it is NULL: that would tempt the planner to look for it in the whole table.
+        return [mute.values({column: func.coalesce(column, start)})]
 
     def _strike(self, batch: FromClause, dialect: str) -> Any:
         """Remembers strikes, waits and holds."""
@@ -236,8 +283,7 @@ class Taker:
             "held_at": _only(held, now()),
             "held_reason": _only(held, b.note),
         }
-        worth_it = or_(b.zombie_count > 0, b.retry_at.is_not(None), held)
-        rows = select(*(v.label(k) for k, v in values.items())).where(~b.mute, worth_it)
+        rows = select(*(v.label(k) for k, v in values.items())).where(~b.mute)
         new = _UPSERT[dialect](tables.records).from_select(list(values), rows)
         changed = {k: new.excluded[k] for k in values if k not in ("workflow", "record_id")}
         return new.on_conflict_do_update(index_elements=[r.workflow, r.record_id], set_=changed)
@@ -268,7 +314,17 @@ def fit(words: ColumnElement[str], kind: Any) -> ColumnElement[str]:
 
 def _is_ours(batch: FromClause) -> ColumnElement[bool]:
     """Custom recovery is handed over one by one, outside of the batch."""
-    return batch.c.outcome != Outcome.recovered.value
+    return batch.c.outcome != _HANDED_OVER
+
+
+def _moves(batch: FromClause) -> ColumnElement[bool]:
+    moves: ColumnElement[bool] = batch.c.moves
+    return moves
+
+
+def _same_claim(batch: FromClause) -> ColumnElement[bool]:
+    claim = tables.claims.c
+    return and_(batch.c.record_id == claim.record_id, batch.c.token == claim.token)
 
 
 def _only(condition: ColumnElement[bool], value: ColumnElement[Any]) -> ColumnElement[Any]:

@@ -46,7 +46,7 @@ def async_url(url: str | URL) -> URL:
     """The same database through a driver that can await."""
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # a port that is no number is a ValueError
         raise SettingsError(
             "The database URL cannot be read; it should look like postgresql://user@host/database."
         ) from None

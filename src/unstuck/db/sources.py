@@ -13,7 +13,12 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Any
 
 from sqlalchemy import URL
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+)
 
 from unstuck.db.engine import make_engine
 from unstuck.errors import SessionUnavailable, describe
@@ -31,10 +36,15 @@ class Sessions:
             source = self._owned = make_engine(source)
         if isinstance(source, AsyncEngine):
             source = async_sessionmaker(source, expire_on_commit=False)
+        if isinstance(source, async_scoped_session):
+            # Every sweep is a task of its own, and the scope would keep a session for each.
+            source = source.session_factory
         if not callable(source):
+            # By its type alone: an object that holds a URL may well show the password.
             raise TypeError(
-                f"session_factory={source!r} gives no sessions: pass an async_sessionmaker, an "
-                "AsyncEngine, a URL, or a function that gives an AsyncSession."
+                f"session_factory={type(source).__name__} gives no sessions: pass an "
+                "async_sessionmaker, an AsyncEngine, a URL, or a function that gives an "
+                "AsyncSession."
             )
         self._source: Callable[[], Any] = source
 
@@ -60,14 +70,23 @@ class Sessions:
         elif inspect.isawaitable(given) and not isinstance(given, AbstractAsyncContextManager):
             given = await given
         if given is not None and hasattr(given, "__aenter__"):
-            given = await stack.enter_async_context(given)
+            given = await _enter(stack, given)
         if not isinstance(given, AsyncSession):
             raise TypeError(f"the session source gave {given!r} instead of an AsyncSession")
         return given
 
 
-@asynccontextmanager
-async def _as_context(generator: Any) -> AsyncIterator[Any]:
+def _as_context(generator: Any) -> AbstractAsyncContextManager[Any]:
     """A FastAPI dependency as FastAPI would run it: to its end, or with the error thrown in."""
-    async with asynccontextmanager(lambda: generator)() as session:
-        yield session
+    return asynccontextmanager(lambda: generator)()
+
+
+async def _enter(stack: AsyncExitStack, context: AbstractAsyncContextManager[Any]) -> Any:
+    """Enters a context that may see our errors but not swallow them, as some dependencies do."""
+    entered = await context.__aenter__()
+
+    async def leave(*error: Any) -> None:
+        await context.__aexit__(*error)
+
+    stack.push_async_exit(leave)
+    return entered

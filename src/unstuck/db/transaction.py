@@ -49,11 +49,10 @@ async def transaction(
 ) -> AsyncIterator[Transaction]:
     """Commits at the end unless the block raised. `lead` names what one replica at a time does."""
     async with sessions.open() as session:
-        connection = await session.connection()
         try:
-            leads = await _prepare(connection, settings, time_zone, lead)
-            yield Transaction(session, connection, leads)
-            await session.commit()
+            yield await _begin(session, settings, time_zone, lead)
+            if session.in_transaction():  # else it was rolled back on purpose
+                await session.commit()
         except DBAPIError as error:
             await session.rollback()
             if _tables_are_missing(error):
@@ -77,6 +76,22 @@ async def create_tables(sessions: Sessions) -> None:
         await session.commit()
 
 
+async def _begin(
+    session: AsyncSession, settings: ZombieSettings, time_zone: str, lead: str | None
+) -> Transaction:
+    connection = await session.connection()
+    try:
+        leads = await _prepare(connection, settings, time_zone, lead)
+    except DBAPIError as error:
+        if not error.connection_invalidated:
+            raise
+        # It died idle in the pool, which has dropped everything of its age by now.
+        await session.rollback()
+        connection = await session.connection()
+        leads = await _prepare(connection, settings, time_zone, lead)
+    return Transaction(session, connection, leads)
+
+
 async def _prepare(
     connection: AsyncConnection, settings: ZombieSettings, time_zone: str, lead: str | None
 ) -> bool:
@@ -86,16 +101,22 @@ async def _prepare(
         return True
     if connection.dialect.name != "postgresql":
         raise UnsupportedDatabase(connection.dialect.name)
-    milliseconds = {
-        "lock_timeout": settings.lock_timeout_seconds * 1000,
-        "statement_timeout": settings.statement_timeout_seconds * 1000,
+    local = {
+        "TimeZone": time_zone,
+        "lock_timeout": _milliseconds(settings.lock_timeout_seconds),
+        "statement_timeout": _milliseconds(settings.statement_timeout_seconds),
+        # Our tables grow while a sweep goes on: a plan kept from when they were small is ruinous.
+        "plan_cache_mode": "force_custom_plan",
     }
-    local = {"TimeZone": time_zone, **{k: str(max(1, int(v))) for k, v in milliseconds.items()}}
     asked = [func.set_config(name, value, True) for name, value in local.items()]
     if lead is not None:
         asked.insert(0, func.pg_try_advisory_xact_lock(_lock_key(lead)))
     answer = (await connection.execute(select(*asked))).one()
     return lead is None or bool(answer[0])
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(max(1, int(seconds * 1000)))
 
 
 def _lock_key(name: str) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Boolean, Column, DateTime, Enum, String, Table
+from sqlalchemy import Boolean, Column, ColumnElement, DateTime, Enum, Integer, String, Table
 from sqlalchemy import inspect as sa_inspect
 from sqlalchemy.exc import NoInspectionAvailable
-from sqlalchemy.orm import Mapper
+from sqlalchemy.orm import Mapper, QueryableAttribute
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from unstuck.errors import RegistrationError, nearest
@@ -24,6 +25,9 @@ STATUS_NAMES = {
     "failed": ("failed", "error"),
 }
 _ERROR_NAMES = ("error", "error_message", "last_error")
+# What the database's clock can still be moved by, and where strikes saturate.
+_MOST_SECONDS = 1e9
+_MOST_RESETS = 1_000_000
 
 
 class Reader:
@@ -43,34 +47,47 @@ class Reader:
     ) -> Column[Any]:
         """The column behind an attribute's name, a column's name, or the attribute itself."""
         name = str(getattr(given, "key", given))
-        found = self.mapper.columns.get(name)
+        by_name = {column.name: column for column in self._columns.values()}
+        found = self._columns.get(name, by_name.get(name))
         if found is None:
-            by_name = {column.name: column for column in self.mapper.columns}
-            found = by_name.get(name)
-        if found is None:
-            raise self.refuse(
-                f"{parameter}={name!r}", f"is not one of its columns: {nearest(name, self._names)}"
-            )
-        if kinds is not None and not isinstance(stored_type(found.type), kinds):
             raise self.refuse(
                 f"{parameter}={name!r}",
-                f"is of type {found.type}, but a {kinds.__name__} column is needed",
+                f"is not one of its columns: {nearest(name, self._columns)}",
+            )
+        if kinds is not None and not _holds(found, kinds):
+            raise self.refuse(
+                f"{parameter}={name!r}",
+                f"is of type {_kind(found)}, but a {kinds.__name__} column is needed: "
+                f"{nearest(name, self._names_of(kinds))}",
+            )
+        return found
+
+    def status(self, given: Any) -> Column[Any]:
+        found = self.column("status", given)
+        if not isinstance(stored_type(found.type), String | Integer):
+            names = [*self._names_of(Enum), *self._names_of(String)]
+            raise self.refuse(
+                f"status={found.key!r}",
+                f"is of type {_kind(found)}, but an Enum or String column is needed: "
+                f"{nearest(str(found.key), names)}",
             )
         return found
 
     def infer_status(self) -> Column[Any]:
         """The column named status, or else the only Enum that has a Processing."""
-        if "status" in self.mapper.columns:
-            return self.mapper.columns["status"]
-        enums = [c for c in self.mapper.columns if self._infer_value(c, "processing") is not None]
+        if "status" in self._columns:
+            return self.status("status")
+        columns = self._columns.values()
+        enums = [c for c in columns if self._infer_value(c, "processing") is not None]
         if len(enums) != 1:
-            raise self.refuse("status=", f"cannot be inferred; name its column: {self._listing}")
+            names = ", ".join(self._columns)
+            raise self.refuse("status=", f"cannot be inferred; name its column: {names}")
         return enums[0]
 
     def infer_value(self, column: Column[Any], parameter: str) -> Any:
         found = self._infer_value(column, parameter)
         if found is None:
-            known = ", ".join(_labels(column)) or f"a column of type {column.type}"
+            known = ", ".join(_labels(column)) or f"a column of type {_kind(column)}"
             raise self.refuse(f"{parameter}=", f"cannot be inferred from {column.name} ({known})")
         return found
 
@@ -82,14 +99,14 @@ class Reader:
         key = self.mapper.get_property_by_column(status).key
         twin = (key.removesuffix("status") + "error",) if key.endswith("_status") else ()
         for name in (*twin, *_ERROR_NAMES):
-            column = self.mapper.columns.get(name)
-            if column is not None and isinstance(stored_type(column.type), String):
+            column = self._columns.get(name)
+            if column is not None and _holds(column, String):
                 return column
         return None
 
     def infer_updated_at(self) -> Column[Any] | None:
-        column = self.mapper.columns.get("updated_at")
-        return column if column is not None and _is_time(column) else None
+        column = self._columns.get("updated_at")
+        return column if column is not None and _holds(column, DateTime) else None
 
     def value(self, parameter: str, column: Column[Any], given: Any) -> Any:
         """A status as the host's mapping takes it."""
@@ -99,33 +116,37 @@ class Reader:
         if not isinstance(kind, Enum):
             return given.value if isinstance(given, enum.Enum) else given
         choices = _choices(kind)
-        wanted = given.name if isinstance(given, enum.Enum) else str(given)
+        if kind.enum_class is not None and isinstance(given, kind.enum_class):
+            return given
+        wanted = (given.name, given.value) if isinstance(given, enum.Enum) else (given,)
         for label, choice in choices.items():
-            if given is choice or wanted in (label, getattr(choice, "value", choice)):
+            if label in wanted or getattr(choice, "value", choice) in wanted:
                 return choice
         raise self.refuse(
-            f"{parameter}={wanted!r}",
-            f"is not a value of {column.name}: {nearest(wanted, choices)}",
+            f"{parameter}={wanted[0]!r}",
+            f"is not a value of {column.name}: {nearest(str(wanted[0]), choices)}",
         )
 
     def seconds(self, parameter: str, given: Any, *, zero: bool) -> float:
         value = given.total_seconds() if isinstance(given, timedelta) else given
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.refuse(f"{parameter}={given!r}", "must be a timedelta or seconds")
-        if not (0 <= value < float("inf")) or (value == 0 and not zero):
-            rule = "must not be negative" if zero else "must be more than 0 seconds"
+        if not (0 <= value <= _MOST_SECONDS) or (value == 0 and not zero):
+            least = "0 or more" if zero else "more than 0"
+            rule = f"must be {least} and at most {_MOST_SECONDS:.0f} seconds"
             raise self.refuse(f"{parameter}={given!r}", rule)
         return float(value)
 
     def whole(self, parameter: str, given: Any) -> int:
-        if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-            raise self.refuse(f"{parameter}={given!r}", "must be a whole number, 0 or more")
-        return given
+        if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= _MOST_RESETS:
+            return given
+        rule = f"must be a whole number from 0 to {_MOST_RESETS}"
+        raise self.refuse(f"{parameter}={given!r}", rule)
 
     def reapable(self, given: Any) -> bool | Column[Any] | Callable[[Any], Any]:
         if isinstance(given, bool):
             return given
-        if isinstance(given, str) or hasattr(given, "key"):
+        if isinstance(given, str | Column | QueryableAttribute):
             return self.column("reapable", given, Boolean)
         if callable(given):
             return given  # type: ignore[no-any-return]
@@ -156,7 +177,8 @@ class Reader:
         return inspected
 
     def _check_tables(self) -> None:
-        if not all(isinstance(table, Table) for table in self.mapper.tables):
+        sources = (mapper.local_table for mapper in self.mapper.iterate_to_root())
+        if not all(isinstance(source, Table) for source in sources):
             raise self.refuse("the model", "is mapped to a query; only tables can be recovered")
 
     def _check_key(self) -> None:
@@ -164,7 +186,7 @@ class Reader:
             if not is_supported(column):
                 raise self.refuse(
                     f"the primary key {column.name!r}",
-                    f"is of type {column.type}; integers, UUIDs and strings can be recovered",
+                    f"is of type {_kind(column)}; integers, UUIDs and strings can be recovered",
                 )
 
     def _infer_value(self, column: Column[Any], parameter: str) -> Any:
@@ -174,13 +196,14 @@ class Reader:
         found = (choices.get(name) for name in STATUS_NAMES[parameter])
         return next((choice for choice in found if choice is not None), None)
 
-    @property
-    def _names(self) -> list[str]:
-        return list(self.mapper.columns.keys())
+    @cached_property
+    def _columns(self) -> dict[str, Column[Any]]:
+        """By the attribute's name; what a mapping computes is not a column to write to."""
+        mapped: dict[str, ColumnElement[Any]] = dict(self.mapper.columns.items())
+        return {key: column for key, column in mapped.items() if isinstance(column, Column)}
 
-    @property
-    def _listing(self) -> str:
-        return ", ".join(self._names)
+    def _names_of(self, kinds: type[TypeEngine[Any]]) -> list[str]:
+        return [name for name, column in self._columns.items() if _holds(column, kinds)]
 
 
 def _choices(kind: Enum) -> dict[str, Any]:
@@ -193,5 +216,11 @@ def _labels(column: Column[Any]) -> list[str]:
     return list(_choices(column.type)) if isinstance(column.type, Enum) else []
 
 
-def _is_time(column: Column[Any]) -> bool:
-    return isinstance(stored_type(column.type), DateTime)
+def _holds(column: Column[Any], kinds: type[TypeEngine[Any]]) -> bool:
+    """To SQLAlchemy an Enum is a String; to whoever writes a message into it, it is not."""
+    kind = stored_type(column.type)
+    return isinstance(kind, kinds) and (kinds is not String or not isinstance(kind, Enum))
+
+
+def _kind(column: ColumnElement[Any]) -> str:
+    return type(column.type).__name__

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypedDict, TypeVar, Unpack
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from sqlalchemy import Column, DateTime, Integer, String
 
-from unstuck.errors import UnknownWorkflow, nearest
+from unstuck.errors import UnknownWorkflow, closest, nearest
 from unstuck.recovery import Step
 from unstuck.registry.inference import Reader
 from unstuck.registry.workflow import Workflow
@@ -83,6 +83,9 @@ class Registry:
         if len(of_model) == 1:
             return of_model[0]
         label = wanted if isinstance(wanted, str) else wanted.__name__
+        if of_model:
+            names = ", ".join(workflow.name for workflow in of_model)
+            raise UnknownWorkflow(f"{label} has several workflows; name one of them: {names}.")
         raise UnknownWorkflow(f"No workflow is named {label!r}: {nearest(label, self._workflows)}.")
 
 
@@ -103,9 +106,7 @@ def recoverable(
 
 
 def _read_workflow(reader: Reader, given: Parameters) -> Workflow:
-    status = (
-        reader.column("status", given["status"]) if "status" in given else reader.infer_status()
-    )
+    status = reader.status(given["status"]) if "status" in given else reader.infer_status()
     key = reader.mapper.get_property_by_column(status).key
     statuses = _read_statuses(reader, given, status)
     columns = _read_columns(reader, given, status)
@@ -207,5 +208,7 @@ def _read_policy(reader: Reader, given: Parameters) -> dict[str, Any]:
 def _read_time_zone(reader: Reader, name: str) -> str:
     try:
         return ZoneInfo(name).key
-    except (ZoneInfoNotFoundError, ValueError):
-        raise reader.refuse(f"time_zone={name!r}", "is not a time zone, such as UTC") from None
+    except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):  # OSError: a folder of zones
+        known = closest(str(name), available_timezones()) or "UTC"
+        reason = f"is not a time zone; did you mean {known!r}?"
+        raise reader.refuse(f"time_zone={name!r}", reason) from None

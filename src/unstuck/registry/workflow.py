@@ -82,16 +82,14 @@ class Workflow:
     def tables(self) -> tuple[Table, ...]:
         """The tables that may have to be locked and written, the one with the status first."""
         kept = (self.status, self.error, self.updated_at, self.lease, self.zombie_count)
-        columns = [column for column in (*kept, self.retry_at) if column is not None]
-        return tuple(dict.fromkeys(column.table for column in columns))
+        columns = (*kept, self.retry_at, self.version)
+        return tuple(dict.fromkeys(column.table for column in columns if column is not None))
 
     @cached_property
     def version(self) -> Column[Any] | None:
         """The mapper's version counter: counting it up fences every stale object of the ORM."""
         column = self.mapper.version_id_col
-        if not isinstance(column, Column) or not isinstance(column.type, Integer):
-            return None
-        return column if column.table in self.tables else None
+        return column if isinstance(column, Column) and isinstance(column.type, Integer) else None
 
     def key_in(self, table: Table) -> tuple[Column[Any], ...]:
         """The key's columns in one of the tables of an inherited model."""
@@ -119,12 +117,12 @@ class Workflow:
     def policy(self, settings: ZombieSettings) -> Policy:
         """This workflow's rules, with the settings where it has none of its own."""
         threshold = settings.threshold if self.threshold is None else self.threshold
-        beat = settings.heartbeat_interval(threshold)
-        if threshold < 3 * beat:
+        beat = settings.heartbeat_interval_seconds
+        if beat is not None and threshold < 3 * beat:
             raise RegistrationError(
-                f"{self.name}: threshold={threshold:g} seconds must be at least 3 x "
-                f"ZOMBIE_HEARTBEAT_INTERVAL_SECONDS={beat:g}, or a beat that is merely late "
-                "counts as death."
+                f"{self.model.__name__}: threshold={threshold:g} seconds of {self.name} must "
+                f"be at least 3 x ZOMBIE_HEARTBEAT_INTERVAL_SECONDS={beat:g}, or a beat that is "
+                "merely late counts as death."
             )
         base, most = self.backoff or (settings.backoff_base_seconds, None)
         return Policy(

@@ -17,48 +17,53 @@ from unstuck.registry import Workflow
 
 async def hand_over(
     tx: Transaction, workflow: Workflow, policy: Policy, zombie: Zombie, status: Any
-) -> tuple[Zombie, bool, Any] | None:
+) -> tuple[Zombie, bool, Any]:
     """The zombie as it was settled, whether it left Processing, and its new status.
 
-    The record is locked by this transaction, so nobody else can have changed it in between. None if
-    the recovery chose to leave it alone.
+    The record is locked by this transaction, so that only the recovery itself can have changed it.
     """
     assert workflow.recover is not None
     answer = await run_recovery(workflow.recover, zombie, tx.session)
     if answer.outcome is Outcome.skipped:
-        return None
-    await tx.session.flush()
+        return replace(zombie, outcome=Outcome.skipped), False, status
     key = workflow.read_key(zombie.identity)
     record = await lock_record(tx.connection, workflow, key)
-    current = status if record is None else record.status
-    outcome, new = _destination(workflow, policy, zombie, answer)
+    current = None if record is None else record.status
+    outcome, new = _destination(workflow, policy, zombie, answer, current)
     note = f"{_WORDS[outcome]} stuck Processing state: {answer.reason or 'by its own recovery'}"
-    if current in workflow.processing and new is not None:
-        await move_record(tx.connection, workflow, key, old=current, new=new, note=note)
+    if new is not None:
+        move = {"old": current, "new": new, "note": note, "strikes": zombie.zombie_count}
+        await move_record(tx.connection, workflow, key, **move)
         current = new
     await revoke_claim(tx.connection, workflow, zombie.record_id)
-    held = {"held_at": now(), "held_reason": note} if outcome is Outcome.held else {}
+    settled = replace(zombie, outcome=outcome)
+    await _write_down(tx, settled, note, {"reason": answer.reason, **answer.data})
+    return settled, current not in workflow.processing, current
+
+
+async def _write_down(tx: Transaction, zombie: Zombie, note: str, data: dict[str, Any]) -> None:
+    is_held = zombie.outcome is Outcome.held
     await ledger.remember(
         tx.connection,
-        workflow.name,
+        zombie.workflow,
         zombie.record_id,
         zombie_count=zombie.zombie_count,
         last_zombie_at=now(),
-        **held,
+        held_at=now() if is_held else None,
+        held_reason=note if is_held else None,
     )
     await ledger.append(
         tx.connection,
-        workflow.name,
+        zombie.workflow,
         zombie.record_id,
         "zombie",
         cause=zombie.cause,
-        outcome=outcome.value,
+        outcome=zombie.outcome.value,
         worker_id=zombie.worker_id,
         zombie_count=zombie.zombie_count,
         stale_seconds=zombie.stale_seconds,
-        data={"reason": answer.reason, **answer.data},
+        data=data,
     )
-    return replace(zombie, outcome=outcome), current not in workflow.processing, current
 
 
 _WORDS = {
@@ -70,10 +75,12 @@ _WORDS = {
 
 
 def _destination(
-    workflow: Workflow, policy: Policy, zombie: Zombie, answer: Recovered
+    workflow: Workflow, policy: Policy, zombie: Zombie, answer: Recovered, current: Any
 ) -> tuple[Outcome, Any]:
-    """Where the record goes: as the recovery said, or as its strikes allow."""
+    """Where the record goes: as the recovery said, or as its strikes allow; None for nowhere."""
     outcome = answer.outcome
+    if current not in workflow.processing:
+        return outcome, None  # the recovery has moved or deleted it
     if outcome is Outcome.recovered and zombie.zombie_count > policy.max_resets:
         outcome = Outcome.failed
     if outcome is Outcome.failed and workflow.exhausted is None:

@@ -18,6 +18,7 @@ from unstuck.errors import UnstuckError, describe
 from unstuck.events import Observers, SweepReport, WorkflowReport
 from unstuck.registry import Workflow
 from unstuck.settings import ZombieSettings
+from unstuck.sweep.takers import Takers
 from unstuck.sweep.workflow_sweep import WorkflowSweep
 
 logger = logging.getLogger("unstuck.sweep")
@@ -37,6 +38,7 @@ class Sweeper:
         self._settings = settings
         self._workflows = workflows
         self._observers = observers
+        self._takers = Takers(workflows, settings)
         self._turn = 0
 
     async def sweep(self, *, dry_run: bool = False) -> SweepReport:
@@ -46,8 +48,7 @@ class Sweeper:
         for workflow in self._in_turn():
             report.workflows.append(await self._sweep_one(workflow, deadline, dry_run=dry_run))
         report.seconds = monotonic() - started
-        changed = not dry_run and report.found > 0
-        logger.log(logging.WARNING if changed else logging.DEBUG, "%s", report)
+        logger.log(logging.WARNING if report.changed else logging.DEBUG, "%s", report)
         await self._observers.tell("on_sweep_finished", report)
         return report
 
@@ -67,6 +68,7 @@ class Sweeper:
             async with asyncio.timeout_at(deadline):
                 await WorkflowSweep(
                     workflow,
+                    self._takers,
                     self._sessions,
                     self._settings,
                     self._observers,

@@ -7,16 +7,12 @@ from typing import Any
 
 from sqlalchemy.engine import Row
 
+from unstuck.claims import key_of
 from unstuck.decisions import Outcome
 from unstuck.events import MassStall, Observers, WorkflowReport, Zombie
-from unstuck.identity import Key
 from unstuck.registry import Workflow
 
 logger = logging.getLogger("unstuck.sweep")
-
-
-def key_of(row: Row[Any]) -> Key:
-    return tuple(value for name, value in row._mapping.items() if name.startswith("key_"))
 
 
 class Teller:
@@ -61,7 +57,7 @@ class Teller:
         if self._dry_run:
             report.zombies.append(zombie)
             return
-        if row.mute:
+        if zombie.outcome is Outcome.skipped:
             return
         if not row.due:
             await tell("on_zombie_detected", zombie)

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 from sqlalchemy.engine import Row
+from sqlalchemy.exc import SQLAlchemyError
 
 from unstuck import ledger
-from unstuck.claims import Finder, Reach, Taker, can_walk, completed_keys
+from unstuck.claims import Finder, Reach, can_walk, key_of
 from unstuck.db import Sessions, Transaction, transaction
 from unstuck.decisions import Outcome
-from unstuck.errors import UnknownRecord
+from unstuck.errors import describe
 from unstuck.events import MassStall, Observers, WorkflowReport
 from unstuck.identity import Key, as_list
 from unstuck.registry import Workflow
 from unstuck.settings import ZombieSettings
 from unstuck.sweep.recoveries import hand_over
-from unstuck.sweep.telling import Teller, key_of
+from unstuck.sweep.settling import settle_completed
+from unstuck.sweep.takers import Takers
+from unstuck.sweep.telling import Teller
+
+logger = logging.getLogger("unstuck.sweep")
 
 # Keys are read this many batches at a time where there is no index to walk on.
 _BATCHES_OF_KEYS = 50
@@ -30,6 +37,7 @@ class WorkflowSweep:
     def __init__(
         self,
         workflow: Workflow,
+        takers: Takers,
         sessions: Sessions,
         settings: ZombieSettings,
         observers: Observers,
@@ -43,10 +51,10 @@ class WorkflowSweep:
         self._report = report
         self._dry_run = dry_run
         self._policy = workflow.policy(settings)
-        self._finder = Finder(workflow, self._policy, settings)
-        self._taker = Taker(self._finder)
+        self._takers = takers
         self._teller = Teller(workflow, observers, report, dry_run=dry_run)
         self._taken = 0
+        self._noticed = False
 
     async def run(self) -> None:
         size = self._settings.batch_size
@@ -54,6 +62,7 @@ class WorkflowSweep:
             if not tx.leads:
                 self._report.swept_elsewhere = True
                 return
+            self._taker = self._takers.get(self._workflow, tx.dialect)
             survey = (await tx.connection.execute(self._finder.survey(self._horizon))).one()
             stall = await self._notice_stall(tx, survey)
             few = survey.found <= size
@@ -64,8 +73,13 @@ class WorkflowSweep:
         if not few:
             await (self._walk() if walks else self._take_by_keys())
         await self._count_locked(survey.found)
-        if survey.remembered and not self._dry_run:
-            await self._settle()
+        if survey.remembered and self._workflow.completed is not None and not self._dry_run:
+            begin = partial(self._transaction, lead="settle")
+            await settle_completed(self._workflow, begin, self._settings.batch_size)
+
+    @property
+    def _finder(self) -> Finder:
+        return self._taker.finder
 
     @property
     def _horizon(self) -> int:
@@ -79,9 +93,9 @@ class WorkflowSweep:
     async def _notice_stall(self, tx: Transaction, survey: Row[Any]) -> MassStall | None:
         """Too many at once cannot be the records' own fault. It is written down once, and seen by
         every sweep for a while, so that a second replica decides no differently."""
-        noticed = 0 < self._settings.mass_stall_records <= survey.zombies
-        self._report.mass_stall = noticed or survey.stalled
-        if not noticed or survey.stalled or self._dry_run:
+        self._noticed = 0 < self._settings.mass_stall_records <= survey.zombies
+        self._report.mass_stall = self._noticed or survey.stalled
+        if not self._noticed or survey.stalled or self._dry_run:
             return None
         stall = MassStall(self._workflow.name, survey.zombies)
         await ledger.append(
@@ -110,6 +124,8 @@ class WorkflowSweep:
             before = self._taken
             for at in range(0, len(keys), size):
                 await self._take_alone(Reach.in_keys, keys=as_list(keys[at : at + size]))
+                if self._report.swept_elsewhere:
+                    return
             if self._taken == before or self._dry_run:
                 return
 
@@ -117,11 +133,15 @@ class WorkflowSweep:
         chunk = self._settings.batch_size * _BATCHES_OF_KEYS
         while size := self._room if self._dry_run else min(chunk, self._room):
             async with self._transaction() as tx:
+                if not tx.leads:
+                    self._report.swept_elsewhere = True
+                    return
                 rows = await tx.connection.execute(self._finder.keys(size))
                 keys = [tuple(row) for row in rows]
-            if not keys:
+            if keys:
+                yield keys
+            if len(keys) < size:
                 return
-            yield keys
 
     async def _take_alone(self, reach: Reach, **parameters: Any) -> list[Row[Any]]:
         async with self._transaction() as tx:
@@ -133,7 +153,7 @@ class WorkflowSweep:
         return rows
 
     async def _take(self, tx: Transaction, reach: Reach, **parameters: Any) -> list[Row[Any]]:
-        parameters["noticed"] = self._report.mass_stall
+        parameters["noticed"] = self._noticed
         if not self._dry_run:
             return await self._taker.take(tx.connection, reach, parameters)
         rows = await self._taker.look(tx.connection, reach, parameters)
@@ -152,16 +172,26 @@ class WorkflowSweep:
                 await self._teller.tell(row)
 
     async def _hand_over(self, row: Row[Any]) -> None:
+        """A recovery may break even its transaction; the other records still get theirs."""
+        try:
+            await self._recover(row)
+        except SQLAlchemyError as error:
+            reason = f"the recovery of {row.record_id} failed: {describe(error)}"
+            logger.error("Zombie sweep of %s: %s", self._workflow.name, reason)
+            self._report.errors.append(reason)
+
+    async def _recover(self, row: Row[Any]) -> None:
         """One record in a transaction of its own, found and locked once more."""
         async with self._transaction() as tx:
-            wanted = {"keys": as_list([key_of(row)]), "noticed": self._report.mass_stall}
+            wanted = {"keys": as_list([key_of(row)]), "noticed": self._noticed}
             locked = await self._taker.look(tx.connection, Reach.in_keys, wanted)
             if not tx.leads or not locked:
                 return
+            if not await self._taker.lock_claim(tx.connection, locked[0]):
+                return
             zombie = self._teller.zombie(locked[0])
             settled = await hand_over(tx, self._workflow, self._policy, zombie, locked[0].status)
-        if settled is not None:
-            await self._teller.tell_settled(locked[0], *settled)
+        await self._teller.tell_settled(locked[0], *settled)
 
     async def _count_locked(self, surveyed: int) -> None:
         """What was stale and is still there was locked, by a transaction that lives."""
@@ -170,42 +200,19 @@ class WorkflowSweep:
             return
         kept = self._taken if self._dry_run else 0
         left = surveyed - self._taken
-        if surveyed >= self._horizon:
-            async with self._transaction() as tx:
+        if left > 0 or surveyed >= self._horizon:
+            async with self._transaction(lead=None) as tx:
                 survey = self._finder.survey(self._horizon + kept)
                 left = (await tx.connection.execute(survey)).one().found - kept
         self._report.locked = max(0, left)
 
-    async def _settle(self) -> None:
-        """Forgets the strikes of records that have completed cleanly since."""
-        if self._workflow.completed is None:
-            return
-        size, after = self._settings.batch_size, ""
-        while True:
-            async with self._transaction() as tx:
-                known = await ledger.list_remembered(
-                    tx.connection, self._workflow.name, after=after, limit=size
-                )
-                keys = [key for key in map(self._readable, known) if key is not None]
-                done = await completed_keys(tx.connection, self._workflow, keys) if keys else []
-                if done:
-                    ids = [self._workflow.write_key(key) for key in done]
-                    await ledger.settle(tx.connection, self._workflow.name, ids)
-            if len(known) < size:
-                return
-            after = known[-1]
-
-    def _readable(self, record_id: str) -> Key | None:
-        try:
-            return self._workflow.read_key(record_id)
-        except UnknownRecord:
-            # The model's key has changed since; what is remembered under the old one is pruned.
-            return None
-
-    def _transaction(self) -> AbstractAsyncContextManager[Transaction]:
+    def _transaction(
+        self, *, lead: str | None = "sweep"
+    ) -> AbstractAsyncContextManager[Transaction]:
+        """Who only counts or settles must not lead: the sweep elsewhere would think itself done."""
         return transaction(
             self._sessions,
             self._settings,
             time_zone=self._workflow.time_zone,
-            lead=f"sweep {self._workflow.name}",
+            lead=lead and f"{lead} {self._workflow.name}",
         )
