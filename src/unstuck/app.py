@@ -136,7 +136,15 @@ class Unstuck:
     ) -> None:
         workflow = self.registry.get(name)
         async with transaction(self._sessions, self.settings, time_zone=workflow.time_zone) as tx:
-            change = await intervene(tx, intervention, workflow, record, by, why)
+            change = await intervene(
+                tx,
+                intervention,
+                workflow,
+                record,
+                by=by,
+                why=why,
+                siblings=self.registry.siblings(workflow),
+            )
         logger.warning(
             "%s %s was %s by %s: %s", change.workflow, change.record_id, intervention.kind, by, why
         )

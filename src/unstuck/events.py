@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 class Zombie:
     """A record whose owner is gone, and what was decided for it.
 
-    `identity` is its primary key, as `session.get(Model, zombie.identity)` takes it.
+    `identity` is its primary key as the database holds it; `session.get(Model, zombie.identity)`
+    takes it, unless the key's type is a decorator that changes the value.
     """
 
     workflow: str
@@ -66,9 +67,11 @@ class WorkflowReport:
     zombies: list[Zombie] = field(default_factory=list)
     """The records by name, in a dry run only: a real sweep of a million keeps no list."""
 
-    def count(self, outcome: Outcome, *, left: bool) -> None:
-        setattr(self, outcome.value, getattr(self, outcome.value) + 1)
+    def count(self, outcome: str, stale_seconds: float, *, mute: bool, left: bool) -> None:
+        setattr(self, outcome, getattr(self, outcome) + 1)
+        self.found += not mute
         self.left_processing += left
+        self.oldest_seconds = max(self.oldest_seconds, stale_seconds)
 
 
 @dataclass(slots=True)
@@ -137,14 +140,24 @@ class Observer:
     def on_sweep_finished(self, report: SweepReport) -> Any: ...
 
 
+_METHODS = [name for name in vars(Observer) if name.startswith("on_")]
+_OF_SWEEPS = ("on_mass_stall", "on_sweep_finished")
+
+
 class Observers:
     """Calls every observer that listens; the rest costs nothing, however many records there are."""
 
     def __init__(self, observers: Iterable[object] = ()) -> None:
-        self._observers: Sequence[object] = tuple(observers)
+        listeners = tuple(observers)
+        self._handlers = {method: _find_handlers(method, listeners) for method in _METHODS}
+
+    @property
+    def care_for_records(self) -> bool:
+        """Whether anybody wants to hear of each single record."""
+        return any(self._handlers[method] for method in _METHODS if method not in _OF_SWEEPS)
 
     async def tell(self, method: str, *arguments: Any) -> None:
-        for handler in self._handlers(method):
+        for handler in self._handlers[method]:
             try:
                 answer = handler(*arguments)
                 if inspect.isawaitable(answer):
@@ -152,7 +165,8 @@ class Observers:
             except Exception:
                 logger.exception("Observer %r failed in %s", handler, method)
 
-    def _handlers(self, method: str) -> list[Any]:
-        ignored = getattr(Observer, method)
-        handlers = (getattr(observer, method, None) for observer in self._observers)
-        return [h for h in handlers if h is not None and getattr(h, "__func__", h) is not ignored]
+
+def _find_handlers(method: str, observers: Sequence[object]) -> list[Any]:
+    ignored = getattr(Observer, method)
+    handlers = (getattr(observer, method, None) for observer in observers)
+    return [h for h in handlers if h is not None and getattr(h, "__func__", h) is not ignored]

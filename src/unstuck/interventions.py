@@ -7,7 +7,7 @@ no other; the claim is taken away, so that a late result is refused.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,8 +71,10 @@ async def intervene(
     intervention: Intervention,
     workflow: Workflow,
     record: object,
+    *,
     by: str,
     why: str,
+    siblings: Sequence[Workflow] = (),
 ) -> Change:
     """Carries out a human's decision, or says why it cannot be."""
     if not by.strip() or not why.strip():
@@ -90,10 +92,9 @@ async def intervene(
     if new is None:
         raise WrongState(f"{workflow.name} has no failed status for {label} to go to.")
     note = f"{intervention.kind.capitalize()} by {by}: {why}"
+    move = {"old": row.status, "new": new, "note": note, "siblings": siblings}
     strikes = 0 if new == workflow.queued else None
-    await move_record(
-        tx.connection, workflow, key, old=row.status, new=new, note=note, strikes=strikes
-    )
+    await move_record(tx.connection, workflow, key, **move, strikes=strikes)
     await revoke_claim(tx.connection, workflow, record_id)
     if new == workflow.queued:
         # With a clean slate, but not forgotten: that it completes cleanly is worth a ledger row.

@@ -44,7 +44,9 @@ async def test_the_quickstart_brings_a_stuck_page_back(
     page, status = quickstart["Page"], quickstart["PageStatus"]
     async with database.sessions.begin() as session:
         session.add(page(page_processing_status=status.Processing))
-    past = "datetime('now', '-2 hours')" if database.dialect == "sqlite" else "now() - interval '2h'"
+    past = (
+        "datetime('now', '-2 hours')" if database.dialect == "sqlite" else "now() - interval '2h'"
+    )
     await database.execute(f"UPDATE pages SET updated_at = {past}")
     watch = Watch()
     configure(observers=[watch])

@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 from freezegun import freeze_time
 from sqlalchemy import DateTime, make_url, select
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from tests.database import Database
@@ -165,3 +166,19 @@ async def test_own_times_come_back_aware_and_right(database: Database) -> None:
             moments.append((await connection.execute(select(column))).scalar_one())
     assert all(moment.tzinfo is not None for moment in moments)
     assert all(abs(moment - now) < timedelta(seconds=60) for moment in moments)
+
+
+@pytest.mark.parametrize("level", ["AUTOCOMMIT", "READ COMMITTED", "SERIALIZABLE"])
+async def test_an_engine_s_isolation_level_does_not_change_what_is_taken(
+    new_york: Database, level: str
+) -> None:
+    """In autocommit nothing could be set for a transaction: neither the zone nor who leads."""
+    await fill(new_york, "naive")
+    await remember_strikes(new_york)
+    engine = create_async_engine(new_york.url, isolation_level=level)
+    hosted = Database(new_york.url)
+    hosted.engine = engine
+    report = await make_unstuck(hosted, "naive", retry_at="retry_at").sweep()
+    await engine.dispose()
+    assert (report.errors, report.left_processing) == ([], 2)
+    await check_what_was_taken(new_york, "naive")

@@ -3,9 +3,22 @@ same."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, func, literal, null, select, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    and_,
+    case,
+    delete,
+    func,
+    literal,
+    null,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -52,13 +65,14 @@ async def move_record(
     new: Any,
     note: str,
     strikes: int | None = None,
+    siblings: Sequence[Workflow] = (),
 ) -> bool:
     """Changes the status of a record that still has the old one; False if it has not."""
     values: dict[Any, Any] = {workflow.status: new}
     if workflow.error is not None:
         values[workflow.error] = _cut(note, workflow.error.type)
     if workflow.updated_at is not None:
-        values[workflow.updated_at] = now()
+        values[workflow.updated_at] = touched(workflow.updated_at, siblings)
     for column in (workflow.lease, workflow.retry_at):
         if column is not None and column.nullable:
             values[column] = null()
@@ -80,6 +94,17 @@ async def move_record(
         if not moved:
             return False
     return True
+
+
+def touched(updated_at: Column[Any], siblings: Sequence[Workflow]) -> ColumnElement[Any]:
+    """Now; but a row that is in Processing by another of its status columns as well keeps its age,
+    or the first column to be reset would hide the others for another threshold."""
+    busy = [
+        sibling.status.in_(sibling.processing)
+        for sibling in siblings
+        if sibling.status.table is updated_at.table
+    ]
+    return case((or_(*busy), updated_at), else_=now()) if busy else now()
 
 
 async def revoke_claim(connection: AsyncConnection, workflow: Workflow, record_id: str) -> bool:

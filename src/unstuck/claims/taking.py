@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
-    Column,
     ColumnElement,
     Delete,
     Executable,
@@ -45,6 +44,7 @@ from sqlalchemy.sql.expression import ClauseElement
 
 from unstuck import tables
 from unstuck.claims.finding import Finder, Reach, key_of
+from unstuck.claims.moving import touched
 from unstuck.clock import later, now
 from unstuck.decisions import Outcome
 from unstuck.identity import as_list, comparable
@@ -237,7 +237,7 @@ class Taker:
         if workflow.error is not None:
             values[workflow.error] = fit(batch.c.note, workflow.error.type)
         if workflow.updated_at is not None:
-            values[workflow.updated_at] = self._touched(workflow.updated_at)
+            values[workflow.updated_at] = touched(workflow.updated_at, self.siblings)
         if workflow.lease is not None and workflow.lease.nullable:
             values[workflow.lease] = null()
         if workflow.zombie_count is not None:
@@ -247,16 +247,6 @@ class Taker:
         if workflow.version is not None:
             values[workflow.version] = workflow.version + 1
         return values
-
-    def _touched(self, updated_at: Column[Any]) -> ColumnElement[Any]:
-        """Now; but a row that is stuck in another of its status columns as well keeps its age, or
-        the first column to be reset would hide the others for another threshold."""
-        stuck = [
-            sibling.status.in_(sibling.processing)
-            for sibling in self.siblings
-            if sibling.updated_at is updated_at and sibling.status.table is updated_at.table
-        ]
-        return case((or_(*stuck), updated_at), else_=now()) if stuck else now()
 
     def _start_clocks(self, batch: FromClause) -> list[Update]:
         """A record with no sign of life at all, not even an old one, is judged from now on."""

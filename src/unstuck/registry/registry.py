@@ -73,6 +73,11 @@ class Registry:
         self._workflows[workflow.name] = workflow
         return workflow
 
+    def siblings(self, workflow: Workflow) -> tuple[Workflow, ...]:
+        """The other status columns of the same rows: those that share its `updated_at`."""
+        mine = workflow.updated_at
+        return tuple(w for w in self if w is not workflow and w.updated_at is mine is not None)
+
     def get(self, wanted: str | type[Any] | Workflow) -> Workflow:
         """A workflow by its name, or by its model where the model has only one."""
         if isinstance(wanted, Workflow):

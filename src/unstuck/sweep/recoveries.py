@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from unstuck import ledger
-from unstuck.claims import lock_record, move_record, revoke_claim
+from unstuck.claims import Taker, lock_record, move_record, revoke_claim
 from unstuck.clock import now
 from unstuck.db import Transaction
 from unstuck.decisions import Outcome, Policy
@@ -16,12 +16,13 @@ from unstuck.registry import Workflow
 
 
 async def hand_over(
-    tx: Transaction, workflow: Workflow, policy: Policy, zombie: Zombie, status: Any
+    tx: Transaction, taker: Taker, zombie: Zombie, status: Any
 ) -> tuple[Zombie, bool, Any]:
     """The zombie as it was settled, whether it left Processing, and its new status.
 
     The record is locked by this transaction, so that only the recovery itself can have changed it.
     """
+    workflow, policy = taker.finder.workflow, taker.finder.policy
     assert workflow.recover is not None
     answer = await run_recovery(workflow.recover, zombie, tx.session)
     if answer.outcome is Outcome.skipped:
@@ -33,7 +34,7 @@ async def hand_over(
     note = f"{_WORDS[outcome]} stuck Processing state: {answer.reason or 'by its own recovery'}"
     if new is not None:
         move = {"old": current, "new": new, "note": note, "strikes": zombie.zombie_count}
-        await move_record(tx.connection, workflow, key, **move)
+        await move_record(tx.connection, workflow, key, **move, siblings=taker.siblings)
         current = new
     await revoke_claim(tx.connection, workflow, zombie.record_id)
     settled = replace(zombie, outcome=outcome)

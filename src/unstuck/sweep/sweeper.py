@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from time import monotonic
 
@@ -16,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from unstuck.db import Sessions
 from unstuck.errors import UnstuckError, describe
 from unstuck.events import Observers, SweepReport, WorkflowReport
-from unstuck.registry import Workflow
+from unstuck.registry import Registry, Workflow
 from unstuck.settings import ZombieSettings
 from unstuck.sweep.takers import Takers
 from unstuck.sweep.workflow_sweep import WorkflowSweep
@@ -31,14 +30,14 @@ class Sweeper:
         self,
         sessions: Sessions,
         settings: ZombieSettings,
-        workflows: Iterable[Workflow],
+        registry: Registry,
         observers: Observers,
     ) -> None:
         self._sessions = sessions
         self._settings = settings
-        self._workflows = workflows
+        self._registry = registry
         self._observers = observers
-        self._takers = Takers(workflows, settings)
+        self._takers = Takers(registry, settings)
         self._turn = 0
 
     async def sweep(self, *, dry_run: bool = False) -> SweepReport:
@@ -54,7 +53,7 @@ class Sweeper:
 
     def _in_turn(self) -> list[Workflow]:
         """Another workflow goes first each time, so that a slow one cannot starve the rest."""
-        workflows = list(self._workflows)
+        workflows = list(self._registry)
         first = self._turn % len(workflows) if workflows else 0
         self._turn += 1
         return workflows[first:] + workflows[:first]

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from unstuck.claims import Finder, Taker
-from unstuck.registry import Workflow
+from unstuck.registry import Registry, Workflow
 from unstuck.settings import ZombieSettings
 
 
 class Takers:
     """One taker for each workflow and database, made anew when the workflow gets a sibling."""
 
-    def __init__(self, workflows: Iterable[Workflow], settings: ZombieSettings) -> None:
-        self._workflows = workflows
+    def __init__(self, registry: Registry, settings: ZombieSettings) -> None:
+        self._registry = registry
         self._settings = settings
         self._kept: dict[tuple[object, ...], Taker] = {}
 
     def get(self, workflow: Workflow, dialect: str) -> Taker:
-        siblings = tuple(
-            other
-            for other in self._workflows
-            if other is not workflow and other.updated_at is workflow.updated_at
-        )
+        siblings = self._registry.siblings(workflow)
         key = (workflow, dialect, siblings)
         if key not in self._kept:
             policy = workflow.policy(self._settings)

@@ -23,6 +23,7 @@ class Teller:
     ) -> None:
         self._workflow = workflow
         self._observers = observers
+        self._names_records = dry_run or observers.care_for_records
         self._report = report
         self._dry_run = dry_run
         self._statuses = {
@@ -45,17 +46,18 @@ class Teller:
         )
 
     async def tell(self, row: Row[Any]) -> None:
+        if not self._names_records:
+            self._report.count(row.outcome, row.stale_seconds, mute=row.mute, left=row.moves)
+            return
         zombie = self.zombie(row)
         await self.tell_settled(row, zombie, row.moves, self._statuses.get(zombie.outcome))
 
     async def tell_settled(self, row: Row[Any], zombie: Zombie, left: bool, new: Any) -> None:
         """`left`: whether the record left Processing, for the status `new`."""
-        report, tell = self._report, self._observers.tell
-        report.count(zombie.outcome, left=left)
-        report.found += not row.mute
-        report.oldest_seconds = max(report.oldest_seconds, zombie.stale_seconds)
+        tell = self._observers.tell
+        self._report.count(zombie.outcome, zombie.stale_seconds, mute=row.mute, left=left)
         if self._dry_run:
-            report.zombies.append(zombie)
+            self._report.zombies.append(zombie)
             return
         if zombie.outcome is Outcome.skipped:
             return

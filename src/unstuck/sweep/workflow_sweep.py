@@ -50,7 +50,6 @@ class WorkflowSweep:
         self._settings = settings
         self._report = report
         self._dry_run = dry_run
-        self._policy = workflow.policy(settings)
         self._takers = takers
         self._teller = Teller(workflow, observers, report, dry_run=dry_run)
         self._taken = 0
@@ -190,7 +189,7 @@ class WorkflowSweep:
             if not await self._taker.lock_claim(tx.connection, locked[0]):
                 return
             zombie = self._teller.zombie(locked[0])
-            settled = await hand_over(tx, self._workflow, self._policy, zombie, locked[0].status)
+            settled = await hand_over(tx, self._taker, zombie, locked[0].status)
         await self._teller.tell_settled(locked[0], *settled)
 
     async def _count_locked(self, surveyed: int) -> None:
