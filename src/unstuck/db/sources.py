@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from sqlalchemy import URL
+from sqlalchemy import URL, Engine
 from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
     AsyncEngine,
     AsyncSession,
     async_scoped_session,
@@ -54,7 +55,7 @@ class Sessions:
         async with AsyncExitStack() as stack:
             try:
                 session = await self._enter(stack)
-                await session.connection()
+                await connect(session)
             except Exception as error:
                 raise SessionUnavailable(f"No database session: {describe(error)}") from error
             yield session
@@ -74,6 +75,18 @@ class Sessions:
         if not isinstance(given, AsyncSession):
             raise TypeError(f"the session source gave {given!r} instead of an AsyncSession")
         return given
+
+
+async def connect(session: AsyncSession) -> AsyncConnection:
+    """The session's connection, in a real transaction whatever the engine was told.
+
+    In AUTOCOMMIT nothing could be set for a transaction, neither the time zone nor who leads; above
+    READ COMMITTED the sweep would read what was true before it led."""
+    bind = session.get_bind()
+    if session.in_transaction() or not isinstance(bind, Engine):
+        return await session.connection()
+    level = {"isolation_level": "READ COMMITTED"} if bind.dialect.name == "postgresql" else {}
+    return await session.connection(execution_options=level)
 
 
 def _as_context(generator: Any) -> AbstractAsyncContextManager[Any]:

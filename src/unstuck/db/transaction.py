@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from unstuck.db.sources import Sessions
+from unstuck.db.sources import Sessions, connect
 from unstuck.errors import TablesMissing, UnsupportedDatabase
 from unstuck.settings import ZombieSettings
 from unstuck.tables import claims, metadata
@@ -87,7 +87,7 @@ async def _begin(
             raise
         # It died idle in the pool, which has dropped everything of its age by now.
         await session.rollback()
-        connection = await session.connection()
+        connection = await connect(session)
         leads = await _prepare(connection, settings, time_zone, lead)
     return Transaction(session, connection, leads)
 
