@@ -31,8 +31,9 @@ class Reports(Observer):
 
     async def next_that_took(self) -> SweepReport:
         """Past those that found nothing, or that a busy machine kept from their short limit."""
-        while not (report := await self.next()).left_processing:
-            pass
+        async with asyncio.timeout(30):
+            while not (report := await self._queue.get()).left_processing:
+                pass
         return report
 
 

@@ -50,7 +50,7 @@ class Unstuck:
 
     async def sweep(self, *, dry_run: bool = False) -> SweepReport:
         """Brings back what is stuck; with dry_run, only says what it would bring back."""
-        if self._tables_wanted:
+        if self._tables_wanted and not dry_run:
             await self._create_wanted_tables()
         return await self._sweeper.sweep(dry_run=dry_run)
 

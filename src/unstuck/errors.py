@@ -18,7 +18,11 @@ import difflib
 import re
 from collections.abc import Iterable
 
-_PASSWORD_IN_URL = re.compile(r"(?<=://)([^\s:/@]*):[^\s/]*(?=@)")
+# user:password@ of a URL, up to the last @ of the word; and password=... of a DSN or a query.
+_SECRETS = (
+    (re.compile(r"(?<=://)([^\s:/@]*):\S*(?=@)"), r"\1:***"),
+    (re.compile(r"(?i)\b(passw(?:or)?d|pwd)(\W{0,2}[=:]\W{0,2})[^\s'\"&,;}]+"), r"\1\2***"),
+)
 
 
 class UnstuckError(Exception):
@@ -92,4 +96,10 @@ def describe(error: BaseException) -> str:
     """An error in one line, without its SQL and without the passwords that database URLs carry."""
     root = getattr(error, "orig", None) or error
     lines = str(root).strip().splitlines()
-    return _PASSWORD_IN_URL.sub(r"\1:***", lines[0]) if lines else type(root).__name__
+    return mask(lines[0]) if lines else type(root).__name__
+
+
+def mask(text: str) -> str:
+    for secret, hidden in _SECRETS:
+        text = secret.sub(hidden, text)
+    return text

@@ -6,6 +6,7 @@ one that fails is logged, and neither the others nor the sweep notice.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Iterable, Sequence
@@ -141,6 +142,8 @@ class Observer:
 
 
 _METHODS = [name for name in vars(Observer) if name.startswith("on_")]
+# Seconds that an observer may keep a sweep waiting.
+_PATIENCE = 10.0
 _OF_SWEEPS = ("on_mass_stall", "on_sweep_finished")
 
 
@@ -161,9 +164,18 @@ class Observers:
             try:
                 answer = handler(*arguments)
                 if inspect.isawaitable(answer):
-                    await answer
-            except Exception:
+                    async with asyncio.timeout(_PATIENCE):
+                        await answer
+            except (Exception, asyncio.CancelledError):
+                if is_being_cancelled():
+                    raise
                 logger.exception("Observer %r failed in %s", handler, method)
+
+
+def is_being_cancelled() -> bool:
+    """Whether somebody cancels us, and not something that the user's code awaited."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _find_handlers(method: str, observers: Sequence[object]) -> list[Any]:

@@ -87,6 +87,11 @@ def is_one_of(columns: Sequence[Column[Any]], keys: Any) -> ColumnElement[bool]:
     return parts[0].in_(keys) if len(parts) == 1 else tuple_(*parts).in_(keys)
 
 
+def most_keys(columns: Sequence[Column[Any]], wanted: int) -> int:
+    """How many keys fit into one statement, which takes no more than 32,767 parameters."""
+    return min(wanted, 30_000 // len(columns))
+
+
 def as_list(keys: Sequence[Key]) -> list[Any]:
     """Keys as SQL's IN takes them: bare values for a key of one column, tuples for more."""
     return [key[0] if len(key) == 1 else tuple(key) for key in keys]

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy.engine import Row
+
 from unstuck import ledger
 from unstuck.claims import lock_record, move_record, revoke_claim
 from unstuck.db import Transaction
@@ -94,23 +96,31 @@ async def intervene(
     note = f"{intervention.kind.capitalize()} by {by}: {why}"
     move = {"old": row.status, "new": new, "note": note, "siblings": siblings}
     strikes = 0 if new == workflow.queued else None
-    await move_record(tx.connection, workflow, key, **move, strikes=strikes)
+    if not await move_record(tx.connection, workflow, key, **move, strikes=strikes):
+        raise WrongState(f"{label} could not be changed from {_label(row.status)}.")
     await revoke_claim(tx.connection, workflow, record_id)
+    change = Change(workflow.name, record_id, row.status, new)
+    await _write_down(tx, change, row, intervention.kind, {"by": by, "why": why})
     if new == workflow.queued:
         # With a clean slate, but not forgotten: that it completes cleanly is worth a ledger row.
         await ledger.remember(tx.connection, workflow.name, record_id, zombie_count=0)
     else:
         await ledger.forget(tx.connection, workflow.name, record_id)
+    return change
+
+
+async def _write_down(
+    tx: Transaction, change: Change, row: Row[Any], kind: str, data: dict[str, str]
+) -> None:
     await ledger.append(
         tx.connection,
-        workflow.name,
-        record_id,
-        intervention.kind,
+        change.workflow,
+        change.record_id,
+        kind,
         worker_id=row.worker_id,
         zombie_count=row.zombie_count,
-        data={"by": by, "why": why, "old": _label(row.status), "new": _label(new)},
+        data={**data, "old": _label(change.old), "new": _label(change.new)},
     )
-    return Change(workflow.name, record_id, row.status, new)
 
 
 def _label(status: Any) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, exists, func, insert, select
+from sqlalchemy import delete, exists, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -81,29 +81,35 @@ async def forget(connection: AsyncConnection, workflow: str, record_id: str) -> 
 
 async def list_remembered(
     connection: AsyncConnection, workflow: str, *, after: str | None, limit: int
-) -> list[str]:
-    """The records that something is remembered of, in the order of their ids."""
-    query = select(records.c.record_id).where(records.c.workflow == workflow)
+) -> list[tuple[str, bool]]:
+    """The records that something is remembered of, by id, and whether each is marked as held."""
+    query = select(records.c.record_id, records.c.held_at.is_not(None))
+    query = query.where(records.c.workflow == workflow)
     if after is not None:
         query = query.where(records.c.record_id > after)
     query = query.order_by(records.c.record_id).limit(limit)
-    return list((await connection.execute(query)).scalars())
+    return [(record_id, held) for record_id, held in await connection.execute(query)]
 
 
-async def settle(connection: AsyncConnection, workflow: str, record_ids: Sequence[str]) -> int:
+async def end_holds(connection: AsyncConnection, workflow: str, record_ids: Sequence[str]) -> None:
+    """Takes the marks off records that have left Processing without anybody deciding."""
+    ended = await connection.execute(
+        update(records)
+        .where(records.c.workflow == workflow, records.c.record_id.in_(record_ids))
+        .values(held_at=None, held_reason=None)
+        .returning(records.c.record_id, records.c.zombie_count)
+    )
+    await _append_all(connection, workflow, "hold_ended", ended)
+
+
+async def settle(connection: AsyncConnection, workflow: str, record_ids: Sequence[str]) -> None:
     """Clears the strikes of records that completed cleanly: strikes are consecutive."""
     gone = await connection.execute(
         delete(records)
         .where(records.c.workflow == workflow, records.c.record_id.in_(record_ids))
         .returning(records.c.record_id, records.c.zombie_count)
     )
-    rows = [
-        {"workflow": workflow, "record_id": id_, "kind": "recovered", "zombie_count": count}
-        for id_, count in gone
-    ]
-    if rows:
-        await connection.execute(insert(events), rows)
-    return len(rows)
+    await _append_all(connection, workflow, "recovered", gone)
 
 
 async def read_history(connection: AsyncConnection, workflow: str, record_id: str) -> list[Entry]:
@@ -163,3 +169,14 @@ async def has_recovered(connection: AsyncConnection, workflow: str, record_id: s
         later.c.id > zombie,
     )
     return bool(await connection.scalar(select(recovered)))
+
+
+async def _append_all(
+    connection: AsyncConnection, workflow: str, kind: str, changed: Iterable[Any]
+) -> None:
+    rows = [
+        {"workflow": workflow, "record_id": id_, "kind": kind, "zombie_count": count}
+        for id_, count in changed
+    ]
+    if rows:
+        await connection.execute(insert(events), rows)

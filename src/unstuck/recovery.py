@@ -8,6 +8,7 @@ rolled back and the record is held.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -16,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from unstuck.decisions import Outcome
 from unstuck.errors import describe
-from unstuck.events import Zombie
+from unstuck.events import Zombie, is_being_cancelled
 
 Step = Callable[[Zombie, AsyncSession], Awaitable[Any]]
 
@@ -48,7 +49,9 @@ class Compensate:
             try:
                 async with session.begin_nested():
                     await self.steps[at](zombie, session)
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if is_being_cancelled():
+                    raise
                 left = [_name(step) for step in reversed(self.steps[: at + 1])]
                 reason = f"{left[0]} failed: {describe(error)}"
                 return Recovered(
@@ -65,7 +68,9 @@ async def run_recovery(recover: Step, zombie: Zombie, session: AsyncSession) -> 
     try:
         async with session.begin_nested():
             return _read(await recover(zombie, session))
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        if is_being_cancelled():
+            raise
         reason = f"{_name(recover)} failed: {describe(error)}"
         return Recovered(Outcome.held, f"recovery stopped: {reason}", {"error": reason})
 

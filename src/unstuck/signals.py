@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, and_, case, false, func, null, or_
+from sqlalchemy import ColumnElement, FromClause, and_, case, false, func, null, or_, true
 
-from unstuck.clock import latest, older_than
+from unstuck.clock import latest, not_after, older_than
 
 
 class Cause(StrEnum):
@@ -87,6 +87,13 @@ class Signal:
         row = [column for column in (self.lease, self.updated_at) if column is not None]
         unclaimed = func.coalesce(*row) if len(row) > 1 else row[0] if row else null()
         return case((self.claimed, self.last_beat), else_=unclaimed)
+
+    def still_held(self, held_at: ColumnElement[Any]) -> ColumnElement[bool]:
+        """A hold ends with a beat or a new lease of this very workflow. `updated_at` ends none:
+        whoever works on another column of the row would undo what a human has to decide."""
+        leased = null() if self.lease is None else self.lease
+        renewed = case((self.claimed, self.last_beat), else_=leased)
+        return and_(held_at.is_not(None), func.coalesce(not_after(renewed, held_at), true()))
 
     @property
     def cause(self) -> ColumnElement[str]:

@@ -6,10 +6,11 @@ from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tests.database import Database
-from tests.jobs import Job, Status, add_job, get_job, start
-from tests.lookup import Witness, recall
+from tests.jobs import HOUR, Job, Status, add_job, ago, get_job, start
+from tests.lookup import Witness, recall, rewrite
 from unstuck import Compensate
 from unstuck.events import Zombie
+from unstuck.tables import records
 
 Step = Callable[[Zombie, AsyncSession], Awaitable[Any]]
 
@@ -115,3 +116,24 @@ async def test_a_compensated_record_whose_strikes_are_used_up_is_failed(
     assert (await get_job(database, job)).status is Status.Failed
     (entry,) = await unstuck.history("jobs", job)
     assert (entry.outcome, len(entry.data["undone"])) == ("failed", 3)
+
+
+async def test_a_record_that_a_step_wrote_to_is_held_all_the_same(database: Database) -> None:
+    """The host's own `onupdate` may well say a later time than ours."""
+    calls = []
+
+    async def touch(zombie: Zombie, session: AsyncSession) -> None:
+        calls.append(zombie.record_id)
+        same = Job.id == zombie.identity
+        await session.execute(update(Job).where(same).values(updated_at=ago(HOUR)))
+
+    async def fails(zombie: Zombie, session: AsyncSession) -> None:
+        raise ConnectionError("the other side is down")
+
+    unstuck = await start(database, recover=Compensate([fails, touch]), threshold=1)
+    job = await add_job(database)
+    await unstuck.sweep()
+    await rewrite(database, records, held_at=ago(2 * HOUR))
+    await unstuck.sweep()
+    assert len(calls) == 1
+    await unstuck.release("jobs", job, by="ada", why="undone by hand")

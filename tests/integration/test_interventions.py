@@ -113,19 +113,27 @@ async def test_a_record_held_by_a_mark_alone_is_held(
 
 
 @pytest.mark.parametrize("decide", [release, fail])
-async def test_a_mark_on_a_record_that_runs_again_holds_no_more(
+async def test_a_mark_on_a_record_that_was_claimed_again_holds_no_more(
     database: Database, decide: Decision
 ) -> None:
     unstuck = await start(database, reapable=False)
-    by_age, by_claim = await add_job(database), await add_job(database)
+    job = await add_job(database)
     await unstuck.sweep()
-    await change(database, by_age, updated_at=ago(-60))  # since it was held, whatever the clock
-    await add_claim(database, by_claim, token=uuid.uuid4(), claimed_at=ago(-60))
+    await add_claim(database, job, token=uuid.uuid4(), claimed_at=ago(-60))  # since it was held
     before = await read_everything(database)
-    for job in (by_age, by_claim):
-        with pytest.raises(WrongState, match="is Processing, not held"):
-            await decide(unstuck, job)
+    with pytest.raises(WrongState, match="is Processing, not held"):
+        await decide(unstuck, job)
     assert await read_everything(database) == before
+
+
+async def test_a_write_to_a_held_record_does_not_take_the_decision_away(database: Database) -> None:
+    """Whoever works on another status column of the row touches the same `updated_at`."""
+    unstuck = await start(database, reapable=False)
+    job = await add_job(database)
+    await unstuck.sweep()
+    await change(database, job, updated_at=ago(-60))
+    await release(unstuck, job)
+    assert (await get_job(database, job)).status is Status.Queued
 
 
 async def test_a_cancelled_record_loses_its_claim_and_names_its_worker(

@@ -196,3 +196,17 @@ async def test_a_dry_run_foresees_a_mass_stall_and_writes_nothing(database: Data
     assert {zombie.zombie_count for zombie in report.zombies} == {0}
     assert await read_everything(database) == before
     assert witness.heard("on_mass_stall") == []
+
+
+async def test_a_second_stall_within_the_window_is_another_one(database: Database) -> None:
+    witness = Witness()
+    unstuck = await start(database, settings=STALL, threshold=60, observers=[witness])
+    await add_jobs(database, 10)
+    await unstuck.sweep()
+    # The first was 30 minutes ago; these were alive after it, and stalled together since.
+    await rewrite(database, events, at=ago(1800))
+    for _ in range(10):
+        await add_job(database, updated_at=ago(300))
+    assert (await unstuck.sweep()).workflows[0].mass_stall
+    assert await read_stalls(database) == [10, 10]
+    assert await read_strikes(database) == {0}

@@ -122,16 +122,35 @@ async def test_what_is_not_reapable_is_held_once(
     assert [zombie.record_id for zombie in witness.heard("on_held")] == [str(job)]
 
 
-async def test_a_held_job_that_showed_life_and_got_stuck_anew_is_held_anew(
-    database: Database,
-) -> None:
+async def test_a_held_job_that_left_and_got_stuck_anew_is_held_anew(database: Database) -> None:
     unstuck = await start(database, reapable=False)
     job = await add_job(database)
     await unstuck.sweep()
-    # Held three hours ago; a human set it going again by hand; its worker died two hours ago.
+    await change(database, job, status=Status.Queued)  # by hand, with SQL, as of old
+    await unstuck.sweep()
+    await get_stuck_again(database, job)
+    assert (await unstuck.sweep()).total("held") == 1
+    story = [(entry.kind, entry.outcome) for entry in await unstuck.history("jobs", job)]
+    assert story == [("zombie", "held"), ("hold_ended", None), ("zombie", "held")]
+
+
+async def test_a_write_to_a_held_job_does_not_end_the_hold(database: Database) -> None:
+    unstuck = await start(database, reapable=False)
+    await add_job(database)
+    await unstuck.sweep()
+    # Held three hours ago, written two hours ago: by another workflow on the same row, say.
     await rewrite(database, records, held_at=ago(3 * HOUR))
-    assert (await unstuck.sweep()).found == 1
-    assert [entry.outcome for entry in await unstuck.history("jobs", job)] == ["held", "held"]
+    assert (await unstuck.sweep()).found == 0
+
+
+async def test_a_held_job_whose_lease_was_renewed_and_ran_out_again_is_held_anew(
+    database: Database,
+) -> None:
+    unstuck = await start(database, reapable=False, lease="leased_until")
+    await add_job(database, leased_until=ago(2 * HOUR))
+    await unstuck.sweep()
+    await rewrite(database, records, held_at=ago(3 * HOUR))
+    assert (await unstuck.sweep()).total("held") == 1
 
 
 @pytest.mark.parametrize(("flag", "ends"), [(True, "requeued"), (False, "held"), (None, "held")])

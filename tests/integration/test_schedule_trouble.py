@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
@@ -13,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from tests.database import Database
 from tests.jobs import add_job
 from tests.scheduling import AT_ONCE, OFTEN, running, start_reporting
-from unstuck import schedule
+from unstuck import Registry, schedule
 from unstuck.registry import Workflow
 
 LIMITED = {**OFTEN, "sweep_timeout_seconds": 0.5}
@@ -102,26 +101,26 @@ async def test_what_hangs_outside_of_the_workflows_is_ended_too(
     await handle.shutdown()
 
 
-class Broken:
+class Broken(Registry):
     """A registry that cannot be read the first time."""
 
-    def __init__(self, workflows: Any) -> None:
-        self._workflows = workflows
+    def __init__(self, workflows: Registry) -> None:
+        super().__init__()
+        self._given = workflows
         self._asked = 0
 
     def __iter__(self) -> Iterator[Workflow]:
         self._asked += 1
         if self._asked == 2:  # the first is the set-up
             raise LookupError("unexpected")
-        return iter(self._workflows)
+        return iter(self._given)
 
 
 async def test_a_sweep_that_raises_does_not_stop_the_timetable(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     unstuck, reports = await start_reporting(database, **OFTEN)
-    broken: Any = Broken(unstuck.registry)
-    unstuck.registry = broken
+    unstuck.registry = Broken(unstuck.registry)
     await add_job(database)
     handle = unstuck.setup()
     assert (await reports.next_that_took()).left_processing == 1

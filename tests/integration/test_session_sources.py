@@ -90,8 +90,8 @@ TROUBLES = {
     give_none: "the session source gave None instead of an AsyncSession",
     raise_oops: "out of sessions, postgresql://app:***@db/app",
     yield_nothing: "generator didn't yield",
-    Session: "Session object",
-    lambda: "postgresql://app:s3cret@db/app": "gave 'postgresql://app:***@db/app' instead of an",
+    Session: "the session source gave Session instead of an AsyncSession",
+    lambda: "postgresql://app:s3cret@db/app": "gave str instead of an AsyncSession",
     lambda request: request: "missing 1 required positional argument: 'request'",
 }
 

@@ -88,3 +88,13 @@ async def test_a_human_decision_does_not_hide_the_other_column(database: Databas
     page = await get_page(database)
     assert (page.fetch_status, page.index_status) == (Status.Failed, Status.Queued)
     assert report.left_processing == 1
+
+
+async def test_work_on_one_column_does_not_end_the_hold_of_the_other(database: Database) -> None:
+    unstuck = await start(database, reapable=False)
+    await unstuck.sweep()
+    async with database.sessions.begin() as session:
+        page = await session.get_one(Page, 1)
+        page.index_status, page.updated_at = Status.Completed, ago(-60)
+    await unstuck.release("fetch", 1, by="ada", why="it may run again")
+    assert (await get_page(database)).fetch_status is Status.Queued

@@ -97,6 +97,36 @@ async def test_one_that_raises_is_logged_and_the_next_is_told(
 
 
 async def test_a_cancellation_is_not_an_observers_failure() -> None:
-    observers = Observers([Broken(asyncio.CancelledError())])
+    class Waiting:
+        reached = asyncio.Event()
+
+        async def on_mass_stall(self, stall: MassStall) -> None:
+            self.reached.set()
+            await asyncio.Event().wait()
+
+    telling = asyncio.create_task(Observers([Waiting()]).tell("on_mass_stall", STALL))
+    await Waiting.reached.wait()
+    telling.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await observers.tell("on_mass_stall", STALL)
+        await telling
+
+
+async def test_what_an_observer_awaited_being_cancelled_is_its_own_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard = Plain()
+    await Observers([Broken(asyncio.CancelledError()), heard]).tell("on_mass_stall", STALL)
+    assert "failed in on_mass_stall" in caplog.text
+    assert heard.told == [STALL]
+
+
+async def test_an_observer_that_never_answers_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Silent:
+        async def on_mass_stall(self, stall: MassStall) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr("unstuck.events._PATIENCE", 0.01)
+    await Observers([Silent()]).tell("on_mass_stall", STALL)
+    assert "failed in on_mass_stall" in caplog.text

@@ -1,7 +1,7 @@
 """Every statement on the host's rows, and on the claims to them."""
 
 from unstuck.claims.finding import Finder, Reach, key_of
-from unstuck.claims.moving import completed_keys, lock_record, move_record, revoke_claim
+from unstuck.claims.moving import lock_record, move_record, read_statuses, revoke_claim
 from unstuck.claims.taking import Taker
 from unstuck.claims.walking import can_walk
 
@@ -10,9 +10,9 @@ __all__ = [
     "Reach",
     "Taker",
     "can_walk",
-    "completed_keys",
     "key_of",
     "lock_record",
     "move_record",
+    "read_statuses",
     "revoke_claim",
 ]

@@ -104,11 +104,14 @@ class Finder:
 
     def survey(self, limit: int) -> Select[*tuple[Any, ...]]:
         """How many zombies there are, counted no further than the limit; and what is remembered."""
-        is_zombie = not_(or_(self.signal.mute, self._is_due))
-        some = self._select(is_zombie.label("is_zombie")).limit(limit).subquery("some")
+        known_stall = func.coalesce(
+            not_after(self.signal.last_life, self._recorded_stall()), false()
+        )
+        is_new = not_(or_(self.signal.mute, self._is_due, known_stall))
+        some = self._select(is_new.label("is_new")).limit(limit).subquery("some")
         known = exists().where(tables.records.c.workflow == self.workflow.name)
         return select(
-            func.count().filter(some.c.is_zombie).label("zombies"),
+            func.count().filter(some.c.is_new).label("zombies"),
             func.count().label("found"),
             known.label("remembered"),
             self._recorded_stall().is_not(None).label("stalled"),
@@ -165,7 +168,7 @@ class Finder:
             joined = joined.outerjoin(looked_up, self._is_same_record(looked_up))
         memory = self.memory.c
         waits = and_(self._is_due, not_(older_than(memory.retry_at, 0.0)))
-        held = and_(memory.held_at.is_not(None), self._unchanged_since(memory.held_at))
+        held = self.signal.still_held(memory.held_at)
         return (
             select(*columns)
             .select_from(joined)
@@ -215,7 +218,7 @@ class Finder:
         return and_(deferred_at.is_not(None), self._unchanged_since(deferred_at))
 
     def _unchanged_since(self, mark: ColumnElement[Any]) -> ColumnElement[bool]:
-        """A mark counts only until the record shows life again: then it is another matter."""
+        """A deferral counts only until the record shows life again: then it is another matter."""
         return func.coalesce(not_after(self.signal.last_life, mark), literal(True))
 
     def _open_stall(self) -> ColumnElement[Any]:

@@ -13,7 +13,6 @@ from sqlalchemy import (
     case,
     delete,
     func,
-    literal,
     null,
     or_,
     select,
@@ -23,7 +22,7 @@ from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from unstuck import tables
-from unstuck.clock import not_after, now
+from unstuck.clock import now
 from unstuck.identity import Key, as_list, comparable, is_one_of
 from unstuck.registry import Workflow
 from unstuck.signals import Signal
@@ -47,7 +46,7 @@ async def lock_record(
             workflow.status.label("status"),
             claims.c.worker_id.label("worker_id"),
             func.coalesce(records.c.zombie_count, 0).label("zombie_count"),
-            _is_marked_held(workflow).label("held"),
+            _signal(workflow).still_held(records.c.held_at).label("held"),
         )
         .select_from(joined)
         .where(workflow.is_record(key), workflow.scope)
@@ -73,9 +72,10 @@ async def move_record(
         values[workflow.error] = _cut(note, workflow.error.type)
     if workflow.updated_at is not None:
         values[workflow.updated_at] = touched(workflow.updated_at, siblings)
-    for column in (workflow.lease, workflow.retry_at):
-        if column is not None and column.nullable:
-            values[column] = null()
+    if workflow.lease is not None and workflow.lease.nullable:
+        values[workflow.lease] = null()
+    if workflow.retry_at is not None:
+        values[workflow.retry_at] = null() if workflow.retry_at.nullable else now()
     if workflow.zombie_count is not None and strikes is not None:
         values[workflow.zombie_count] = strikes
     if workflow.version is not None:
@@ -116,24 +116,20 @@ async def revoke_claim(connection: AsyncConnection, workflow: Workflow, record_i
     return (await connection.execute(gone)).rowcount > 0
 
 
-async def completed_keys(
+async def read_statuses(
     connection: AsyncConnection, workflow: Workflow, keys: list[Key]
-) -> list[Key]:
-    """Which of these records are in the completed status now."""
+) -> dict[str, Any]:
+    """The statuses of these records now, by record id."""
     rows = await connection.execute(
-        select(*(comparable(column) for column in workflow.key))
+        select(workflow.record_id.label("record_id"), workflow.status.label("status"))
         .select_from(workflow.source)
-        .where(is_one_of(workflow.key, as_list(keys)), workflow.status == workflow.completed)
+        .where(is_one_of(workflow.key, as_list(keys)), workflow.scope)
     )
-    return [tuple(row) for row in rows]
+    return {row.record_id: row.status for row in rows}
 
 
-def _is_marked_held(workflow: Workflow) -> ColumnElement[bool]:
-    """A mark counts only until the record shows life again: what runs again is not held."""
-    signal = Signal(tables.claims, workflow.updated_at, workflow.lease, threshold=0, grace=0)
-    held_at = tables.records.c.held_at
-    unchanged = func.coalesce(not_after(signal.last_life, held_at), literal(True))
-    return and_(held_at.is_not(None), unchanged)
+def _signal(workflow: Workflow) -> Signal:
+    return Signal(tables.claims, workflow.updated_at, workflow.lease, threshold=0, grace=0)
 
 
 def _cut(note: str, kind: Any) -> str:

@@ -7,8 +7,7 @@ and no writing CTEs, runs the same parts one by one over a temporary table.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import (
@@ -89,6 +88,7 @@ class Taker:
 
     finder: Finder
     siblings: tuple[Workflow, ...] = ()
+    _kept: dict[Any, Select[Any]] = field(default_factory=dict)  # costly to build
 
     async def take(
         self, connection: AsyncConnection, reach: Reach, parameters: dict[str, Any]
@@ -131,12 +131,17 @@ class Taker:
         mine = tables.claims.c.workflow == self.finder.workflow.name
         return mine, self.finder.signal_of(tables.claims).claim_is_stale
 
-    @cache  # noqa: B019 - a Taker lives as long as its workflow
     def _plan(self, reach: Reach) -> Select[Any]:
-        return self.finder.plan(reach, lock=True)
+        if reach not in self._kept:
+            self._kept[reach] = self.finder.plan(reach, lock=True)
+        return self._kept[reach]
 
-    @cache  # noqa: B019
     def _statement(self, reach: Reach, wanted: Callable[[FromClause], Any]) -> Select[Any]:
+        if (reach, wanted) not in self._kept:
+            self._kept[reach, wanted] = self._build(reach, wanted)
+        return self._kept[reach, wanted]
+
+    def _build(self, reach: Reach, wanted: Callable[[FromClause], Any]) -> Select[Any]:
         plan = self._plan(reach).cte("plan")
         dead = self._lock_claims(plan, wanted).cte("dead").prefix_with("MATERIALIZED")
         revoked = self._revoke(dead).returning(tables.claims.c.record_id).cte("revoked")
@@ -181,13 +186,13 @@ class Taker:
             self._log(settled),
         ]
         await connection.execute(CreateBatch(plan), parameters)
-        try:
-            for write in writes:
-                await connection.execute(write)
-            rows = select(*self._answer(batch), literal(True).label("settled"))
-            return list(await connection.execute(rows))
-        finally:
-            await connection.execute(text(f"DROP TABLE {CreateBatch.name}"))
+        for write in writes:
+            await connection.execute(write)
+        answer = select(*self._answer(batch), literal(True).label("settled"))
+        rows: list[Any] = list(await connection.execute(answer))
+        # After an error the rollback takes the table away.
+        await connection.execute(text(f"DROP TABLE {CreateBatch.name}"))
+        return rows
 
     def _lock_claims(self, batch: FromClause, wanted: Callable[[FromClause], Any]) -> Select[Any]:
         """The claims to take away, without those that a worker is writing: it lives, and may wait
@@ -243,7 +248,10 @@ class Taker:
         if workflow.zombie_count is not None:
             values[workflow.zombie_count] = batch.c.zombie_count
         if workflow.retry_at is not None:
-            values[workflow.retry_at] = batch.c.retry_at
+            due = batch.c.retry_at
+            values[workflow.retry_at] = (
+                due if workflow.retry_at.nullable else func.coalesce(due, now())
+            )
         if workflow.version is not None:
             values[workflow.version] = workflow.version + 1
         return values

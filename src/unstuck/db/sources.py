@@ -7,9 +7,11 @@ reason.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from traceback import clear_frames
 from typing import Any
 
 from sqlalchemy import URL, Engine
@@ -58,7 +60,13 @@ class Sessions:
                 await connect(session)
             except Exception as error:
                 raise SessionUnavailable(f"No database session: {describe(error)}") from error
-            yield session
+            try:
+                yield session
+            except asyncio.CancelledError as cancelled:
+                # Its frames hold the cursor of a statement that was cut off, which keeps SQLite's
+                # lock until the garbage collector comes by, though the connection is closed.
+                clear_frames(cancelled.__traceback__)
+                raise
 
     async def close(self) -> None:
         if self._owned is not None:
@@ -73,7 +81,8 @@ class Sessions:
         if given is not None and hasattr(given, "__aenter__"):
             given = await _enter(stack, given)
         if not isinstance(given, AsyncSession):
-            raise TypeError(f"the session source gave {given!r} instead of an AsyncSession")
+            kind = None if given is None else type(given).__name__
+            raise TypeError(f"the session source gave {kind} instead of an AsyncSession")
         return given
 
 

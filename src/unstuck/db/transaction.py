@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from unstuck.db.sources import Sessions, connect
-from unstuck.errors import TablesMissing, UnsupportedDatabase
+from unstuck.errors import SettingsError, TablesMissing, UnsupportedDatabase
 from unstuck.settings import ZombieSettings
 from unstuck.tables import claims, metadata
 
@@ -55,7 +55,7 @@ async def transaction(
                 await session.commit()
         except DBAPIError as error:
             await session.rollback()
-            if _tables_are_missing(error):
+            if tables_are_missing(error):
                 raise TablesMissing from error
             raise
         except BaseException:
@@ -96,6 +96,10 @@ async def _prepare(
     connection: AsyncConnection, settings: ZombieSettings, time_zone: str, lead: str | None
 ) -> bool:
     if connection.dialect.name == "sqlite":
+        if time_zone != "UTC":
+            raise SettingsError(
+                f"time_zone={time_zone!r} needs PostgreSQL: on SQLite, keep times in UTC."
+            )
         # A write, even of nothing, takes SQLite's one write lock before anything is read.
         await connection.execute(delete(claims).where(false()))
         return True
@@ -124,7 +128,7 @@ def _lock_key(name: str) -> int:
     return int.from_bytes(digest, signed=True)
 
 
-def _tables_are_missing(error: DBAPIError) -> bool:
+def tables_are_missing(error: DBAPIError) -> bool:
     words = str(error.orig)
     undefined = getattr(error.orig, "sqlstate", None) in _UNDEFINED or "no such " in words
     return undefined and any(table in words for table in metadata.tables)

@@ -10,6 +10,7 @@ from unstuck.claims import Taker, lock_record, move_record, revoke_claim
 from unstuck.clock import now
 from unstuck.db import Transaction
 from unstuck.decisions import Outcome, Policy
+from unstuck.errors import WrongState
 from unstuck.events import Zombie
 from unstuck.recovery import Recovered, run_recovery
 from unstuck.registry import Workflow
@@ -34,7 +35,8 @@ async def hand_over(
     note = f"{_WORDS[outcome]} stuck Processing state: {answer.reason or 'by its own recovery'}"
     if new is not None:
         move = {"old": current, "new": new, "note": note, "strikes": zombie.zombie_count}
-        await move_record(tx.connection, workflow, key, **move, siblings=taker.siblings)
+        if not await move_record(tx.connection, workflow, key, **move, siblings=taker.siblings):
+            raise WrongState(f"record {zombie.record_id} could not be changed from {current!r}")
         current = new
     await revoke_claim(tx.connection, workflow, zombie.record_id)
     settled = replace(zombie, outcome=outcome)

@@ -1,4 +1,4 @@
-"""Forgets the strikes of records that have completed cleanly since: strikes are consecutive."""
+"""Forgets what is settled: strikes of records that completed cleanly, holds of those that left."""
 
 from __future__ import annotations
 
@@ -6,38 +6,51 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from unstuck import ledger
-from unstuck.claims import completed_keys
+from unstuck.claims import read_statuses
 from unstuck.db import Transaction
 from unstuck.errors import UnknownRecord
-from unstuck.identity import Key
+from unstuck.identity import Key, most_keys
 from unstuck.registry import Workflow
+from unstuck.settings import ZombieSettings
 
 
-async def settle_completed(
-    workflow: Workflow, begin: Callable[[], AbstractAsyncContextManager[Transaction]], size: int
-) -> None:
-    """Looks up all that is remembered, in batches; one replica at a time."""
-    after: str | None = None
-    known: list[str] = []
-    while after is None or len(known) == size:
-        async with begin() as tx:
-            if not tx.leads:
+class Settler:
+    """Looks up a bounded part of what is remembered each time, and goes on there the next time."""
+
+    def __init__(self, settings: ZombieSettings) -> None:
+        self._settings = settings
+        self._reached: dict[str, str | None] = {}
+
+    async def settle(
+        self, workflow: Workflow, begin: Callable[[], AbstractAsyncContextManager[Transaction]]
+    ) -> None:
+        size = most_keys(workflow.key, self._settings.batch_size)
+        after = self._reached.get(workflow.name)
+        for _ in range(max(1, self._settings.max_per_sweep // size)):
+            async with begin() as tx:
+                if not tx.leads:
+                    return
+                known = await ledger.list_remembered(
+                    tx.connection, workflow.name, after=after, limit=size
+                )
+                await _settle(tx, workflow, dict(known))
+            after = known[-1][0] if len(known) == size else None
+            self._reached[workflow.name] = after
+            if after is None:
                 return
-            known = await ledger.list_remembered(
-                tx.connection, workflow.name, after=after, limit=size
-            )
-            await _settle(tx, workflow, known)
-        if not known:
-            return
-        after = known[-1]
 
 
-async def _settle(tx: Transaction, workflow: Workflow, record_ids: list[str]) -> None:
-    keys = [key for key in (_read_key(workflow, id_) for id_ in record_ids) if key is not None]
-    done = await completed_keys(tx.connection, workflow, keys) if keys else []
-    if done:
-        ids = [workflow.write_key(key) for key in done]
-        await ledger.settle(tx.connection, workflow.name, ids)
+async def _settle(tx: Transaction, workflow: Workflow, known: dict[str, bool]) -> None:
+    """`known`: whether each record is marked as held."""
+    keys = [key for key in (_read_key(workflow, id_) for id_ in known) if key is not None]
+    statuses = await read_statuses(tx.connection, workflow, keys) if keys else {}
+    completed = [id_ for id_, status in statuses.items() if status == workflow.completed]
+    if completed and workflow.completed is not None:
+        await ledger.settle(tx.connection, workflow.name, completed)
+    stays = (*workflow.processing, workflow.held, workflow.completed)
+    left = [id_ for id_, status in statuses.items() if known.get(id_) and status not in stays]
+    if left:
+        await ledger.end_holds(tx.connection, workflow.name, left)
 
 
 def _read_key(workflow: Workflow, record_id: str) -> Key | None:

@@ -17,6 +17,7 @@ from unstuck.errors import UnstuckError, describe
 from unstuck.events import Observers, SweepReport, WorkflowReport
 from unstuck.registry import Registry, Workflow
 from unstuck.settings import ZombieSettings
+from unstuck.sweep.settling import Settler
 from unstuck.sweep.takers import Takers
 from unstuck.sweep.workflow_sweep import WorkflowSweep
 
@@ -38,6 +39,7 @@ class Sweeper:
         self._registry = registry
         self._observers = observers
         self._takers = Takers(registry, settings)
+        self._settler = Settler(settings)
         self._turn = 0
 
     async def sweep(self, *, dry_run: bool = False) -> SweepReport:
@@ -63,20 +65,22 @@ class Sweeper:
     ) -> WorkflowReport:
         report = WorkflowReport(workflow.name)
         started = monotonic()
+        limit = asyncio.timeout_at(deadline)
         try:
-            async with asyncio.timeout_at(deadline):
+            async with limit:
                 await WorkflowSweep(
                     workflow,
                     self._takers,
+                    self._settler,
                     self._sessions,
                     self._settings,
                     self._observers,
                     report,
                     dry_run=dry_run,
                 ).run()
-        except TimeoutError:
-            limit = f"the sweep ran into its limit of {self._settings.sweep_timeout:g} s"
-            self._blame(report, limit)
+        except TimeoutError as error:
+            own = f"the sweep ran into its limit of {self._settings.sweep_timeout:g} s"
+            self._blame(report, own if limit.expired() else describe(error))
         except (UnstuckError, SQLAlchemyError, OSError) as error:
             self._blame(report, describe(error))
         except Exception as error:

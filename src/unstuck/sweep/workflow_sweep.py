@@ -9,19 +9,19 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy.engine import Row
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from unstuck import ledger
 from unstuck.claims import Finder, Reach, can_walk, key_of
-from unstuck.db import Sessions, Transaction, transaction
+from unstuck.db import Sessions, Transaction, tables_are_missing, transaction
 from unstuck.decisions import Outcome
-from unstuck.errors import describe
+from unstuck.errors import WrongState, describe
 from unstuck.events import MassStall, Observers, WorkflowReport
-from unstuck.identity import Key, as_list
+from unstuck.identity import Key, as_list, most_keys
 from unstuck.registry import Workflow
 from unstuck.settings import ZombieSettings
 from unstuck.sweep.recoveries import hand_over
-from unstuck.sweep.settling import settle_completed
+from unstuck.sweep.settling import Settler
 from unstuck.sweep.takers import Takers
 from unstuck.sweep.telling import Teller
 
@@ -29,6 +29,8 @@ logger = logging.getLogger("unstuck.sweep")
 
 # Keys are read this many batches at a time where there is no index to walk on.
 _BATCHES_OF_KEYS = 50
+# So many records that the database refuses are not each a bad record: something is wrong with all.
+_MOST_REFUSALS = 20
 
 
 class WorkflowSweep:
@@ -38,6 +40,7 @@ class WorkflowSweep:
         self,
         workflow: Workflow,
         takers: Takers,
+        settler: Settler,
         sessions: Sessions,
         settings: ZombieSettings,
         observers: Observers,
@@ -51,12 +54,13 @@ class WorkflowSweep:
         self._report = report
         self._dry_run = dry_run
         self._takers = takers
+        self._settler = settler
         self._teller = Teller(workflow, observers, report, dry_run=dry_run)
         self._taken = 0
         self._noticed = False
+        self._refusals = 0
 
     async def run(self) -> None:
-        size = self._settings.batch_size
         async with self._transaction() as tx:
             if not tx.leads:
                 self._report.swept_elsewhere = True
@@ -64,26 +68,30 @@ class WorkflowSweep:
             self._taker = self._takers.get(self._workflow, tx.dialect)
             survey = (await tx.connection.execute(self._finder.survey(self._horizon))).one()
             stall = await self._notice_stall(tx, survey)
-            few = survey.found <= size
+            few = survey.found <= self._size
             walks = few or await can_walk(tx.connection, self._workflow)
-            rows = await self._take(tx, Reach.any, limit=size) if survey.found and few else []
+            parameters = {"limit": self._size}
+            rows = await self._try_take(tx, Reach.any, parameters) if survey.found and few else []
         await self._teller.tell_stall(stall)
-        await self._finish(rows)
+        await (self._take_apart(Reach.any, parameters) if rows is None else self._finish(rows))
         if not few:
             await (self._walk() if walks else self._take_by_keys())
         await self._count_locked(survey.found)
-        if survey.remembered and self._workflow.completed is not None and not self._dry_run:
-            begin = partial(self._transaction, lead="settle")
-            await settle_completed(self._workflow, begin, self._settings.batch_size)
+        if survey.remembered and not self._dry_run:
+            await self._settler.settle(self._workflow, partial(self._transaction, lead="settle"))
 
     @property
     def _finder(self) -> Finder:
         return self._taker.finder
 
     @property
+    def _size(self) -> int:
+        return most_keys(self._workflow.key, self._settings.batch_size)
+
+    @property
     def _horizon(self) -> int:
         """A survey counts no further than it has to: to a second batch, or to a mass stall."""
-        return max(self._settings.batch_size + 1, self._settings.mass_stall_records)
+        return max(self._size + 1, self._settings.mass_stall_records)
 
     @property
     def _room(self) -> int:
@@ -94,7 +102,7 @@ class WorkflowSweep:
         every sweep for a while, so that a second replica decides no differently."""
         self._noticed = 0 < self._settings.mass_stall_records <= survey.zombies
         self._report.mass_stall = self._noticed or survey.stalled
-        if not self._noticed or survey.stalled or self._dry_run:
+        if not self._noticed or self._dry_run:
             return None
         stall = MassStall(self._workflow.name, survey.zombies)
         await ledger.append(
@@ -106,7 +114,7 @@ class WorkflowSweep:
         """Batch after batch in the order of the key."""
         reach = Reach.from_start
         after: dict[str, Any] = {}
-        while size := min(self._settings.batch_size, self._room):
+        while size := min(self._size, self._room):
             rows = await self._take_alone(reach, limit=size, **after)
             if len(rows) < size:
                 return
@@ -118,7 +126,7 @@ class WorkflowSweep:
         more.
 
         A chunk of which nothing could be taken ends it: what is left is locked."""
-        size = self._settings.batch_size
+        size = self._size
         async for keys in self._chunks_of_keys():
             before = self._taken
             for at in range(0, len(keys), size):
@@ -129,7 +137,7 @@ class WorkflowSweep:
                 return
 
     async def _chunks_of_keys(self) -> AsyncIterator[list[Key]]:
-        chunk = self._settings.batch_size * _BATCHES_OF_KEYS
+        chunk = self._size * _BATCHES_OF_KEYS
         while size := self._room if self._dry_run else min(chunk, self._room):
             async with self._transaction() as tx:
                 if not tx.leads:
@@ -147,17 +155,61 @@ class WorkflowSweep:
             if not tx.leads:
                 self._report.swept_elsewhere = True
                 return []
-            rows = await self._take(tx, reach, **parameters)
+            rows = await self._try_take(tx, reach, parameters)
+        if rows is None:
+            return await self._take_apart(reach, parameters)
         await self._finish(rows)
         return rows
 
-    async def _take(self, tx: Transaction, reach: Reach, **parameters: Any) -> list[Row[Any]]:
-        parameters["noticed"] = self._noticed
-        if not self._dry_run:
-            return await self._taker.take(tx.connection, reach, parameters)
-        rows = await self._taker.look(tx.connection, reach, parameters)
-        await tx.rollback()
+    async def _try_take(
+        self, tx: Transaction, reach: Reach, parameters: dict[str, Any]
+    ) -> list[Row[Any]] | None:
+        """None if the batch cannot be written, for the sake of one record; the transaction is over
+        then, as it is after a dry run."""
+        try:
+            if not self._dry_run:
+                return await self._taker.take(tx.connection, reach, self._with_stall(parameters))
+            rows = await self._taker.look(tx.connection, reach, self._with_stall(parameters))
+            await tx.rollback()
+            return rows
+        except DBAPIError as error:
+            if error.connection_invalidated or tables_are_missing(error):
+                raise
+            await tx.rollback()
+            self._refusal = error
+            return None
+
+    async def _take_apart(self, reach: Reach, parameters: dict[str, Any]) -> list[Row[Any]]:
+        """Halves the batch until the records stand alone that the database refuses, so that one
+        that breaks a constraint of the host's does not keep the others stuck."""
+        async with self._transaction() as tx:
+            rows = await self._taker.look(tx.connection, reach, self._with_stall(parameters))
+            await tx.rollback()
+        pending = [rows] if rows else []
+        while pending:
+            part = pending.pop()
+            async with self._transaction() as tx:
+                keys = as_list([key_of(row) for row in part])
+                taken = await self._try_take(tx, Reach.in_keys, {"keys": keys})
+            if taken is not None:
+                await self._finish(taken)
+            elif len(part) > 1:
+                middle = len(part) // 2
+                pending += [part[middle:], part[:middle]]
+            else:
+                self._refused(part[0].record_id)
         return rows
+
+    def _refused(self, record_id: str) -> None:
+        self._refusals += 1
+        if self._refusals > _MOST_REFUSALS:
+            raise self._refusal
+        reason = f"record {record_id} cannot be written: {describe(self._refusal)}"
+        logger.error("Zombie sweep of %s: %s", self._workflow.name, reason)
+        self._report.errors.append(reason)
+
+    def _with_stall(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        return {**parameters, "noticed": self._noticed}
 
     async def _finish(self, rows: list[Row[Any]]) -> None:
         """After the commit: hands over what has a recovery of its own, and tells the rest."""
@@ -174,7 +226,7 @@ class WorkflowSweep:
         """A recovery may break even its transaction; the other records still get theirs."""
         try:
             await self._recover(row)
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, WrongState) as error:
             reason = f"the recovery of {row.record_id} failed: {describe(error)}"
             logger.error("Zombie sweep of %s: %s", self._workflow.name, reason)
             self._report.errors.append(reason)
@@ -182,7 +234,7 @@ class WorkflowSweep:
     async def _recover(self, row: Row[Any]) -> None:
         """One record in a transaction of its own, found and locked once more."""
         async with self._transaction() as tx:
-            wanted = {"keys": as_list([key_of(row)]), "noticed": self._noticed}
+            wanted = self._with_stall({"keys": as_list([key_of(row)])})
             locked = await self._taker.look(tx.connection, Reach.in_keys, wanted)
             if not tx.leads or not locked:
                 return
