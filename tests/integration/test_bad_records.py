@@ -52,3 +52,28 @@ async def test_where_every_record_is_refused_it_gives_up(database: Database) -> 
     report = await unstuck.sweep()
     assert len(report.errors) == 21
     assert statements < 1000
+
+
+async def test_a_mass_stall_is_written_down_though_a_batch_was_refused(database: Database) -> None:
+    unstuck = await start(database, settings={"mass_stall_records": 5})
+    _, good = await prepare(database)
+    report = await unstuck.sweep()
+    assert report.left_processing == len(good)
+    stalls = await database.execute("SELECT 1 FROM zombie_events WHERE kind = 'mass_stall'")
+    assert len(stalls) == 1
+
+
+async def test_a_constraint_that_is_checked_at_the_commit_counts_as_well(
+    postgres: Database,
+) -> None:
+    unstuck = await start(postgres)
+    await postgres.execute(
+        "ALTER TABLE jobs ADD CONSTRAINT once UNIQUE (zombie_count, status) "
+        "DEFERRABLE INITIALLY DEFERRED"
+    )
+    await add_job(postgres, status=Status.Queued, zombie_count=100)
+    bad, good = await add_job(postgres, zombie_count=100), await add_job(postgres, zombie_count=1)
+    report = await unstuck.sweep()
+    assert (await get_job(postgres, good)).status is Status.Queued
+    assert (await get_job(postgres, bad)).status is Status.Processing
+    assert len(report.errors) == 1

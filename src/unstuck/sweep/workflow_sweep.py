@@ -72,6 +72,9 @@ class WorkflowSweep:
             walks = few or await can_walk(tx.connection, self._workflow)
             parameters = {"limit": self._size}
             rows = await self._try_take(tx, Reach.any, parameters) if survey.found and few else []
+        if rows is None and stall is not None:  # it went with the batch that was refused
+            async with self._transaction() as tx:
+                await self._write_down(tx, stall)
         await self._teller.tell_stall(stall)
         await (self._take_apart(Reach.any, parameters) if rows is None else self._finish(rows))
         if not few:
@@ -105,10 +108,13 @@ class WorkflowSweep:
         if not self._noticed or self._dry_run:
             return None
         stall = MassStall(self._workflow.name, survey.zombies)
+        await self._write_down(tx, stall)
+        return stall
+
+    async def _write_down(self, tx: Transaction, stall: MassStall) -> None:
         await ledger.append(
             tx.connection, stall.workflow, None, "mass_stall", data={"at_least": stall.zombies}
         )
-        return stall
 
     async def _walk(self) -> None:
         """Batch after batch in the order of the key."""
@@ -164,20 +170,22 @@ class WorkflowSweep:
     async def _try_take(
         self, tx: Transaction, reach: Reach, parameters: dict[str, Any]
     ) -> list[Row[Any]] | None:
-        """None if the batch cannot be written, for the sake of one record; the transaction is over
-        then, as it is after a dry run."""
+        """Ends the transaction, with a commit if this is no dry run. None if the database refuses
+        the batch, be it for the sake of one record."""
         try:
-            if not self._dry_run:
-                return await self._taker.take(tx.connection, reach, self._with_stall(parameters))
-            rows = await self._taker.look(tx.connection, reach, self._with_stall(parameters))
-            await tx.rollback()
-            return rows
+            if self._dry_run:
+                rows = await self._taker.look(tx.connection, reach, self._with_stall(parameters))
+                await tx.rollback()
+            else:
+                rows = await self._taker.take(tx.connection, reach, self._with_stall(parameters))
+                await tx.commit()
         except DBAPIError as error:
             if error.connection_invalidated or tables_are_missing(error):
                 raise
             await tx.rollback()
             self._refusal = error
             return None
+        return rows
 
     async def _take_apart(self, reach: Reach, parameters: dict[str, Any]) -> list[Row[Any]]:
         """Halves the batch until the records stand alone that the database refuses, so that one
