@@ -50,6 +50,8 @@ async def test_a_test_starts_with_an_empty_database(database: Database) -> None:
     # The test above made a table of this name, on the same server.
     await database.execute("CREATE TABLE pages (id integer)")
 
+    assert await database.execute("SELECT id FROM pages") == []
+
 
 async def test_the_server_is_the_version_that_was_asked_for(postgres: Database) -> None:
     [[version]] = await postgres.execute("SHOW server_version_num")
@@ -99,8 +101,8 @@ async def test_a_start_waits_for_its_port_to_become_free(own_postgres: EmbeddedP
     own_postgres.kill()
     squatter = await asyncio.start_server(lambda *_: None, "127.0.0.1", own_postgres.port)
     starting = asyncio.create_task(asyncio.to_thread(own_postgres.start))
-    await asyncio.sleep(0.3)
-    assert not starting.done()
+    with pytest.raises(TimeoutError):  # while the port is taken it does not come up
+        await asyncio.wait_for(asyncio.shield(starting), timeout=0.3)
 
     squatter.close()
     await starting
