@@ -18,6 +18,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
+# SQLAlchemy 2.0 puts the class of asyncpg's error before its message.
+_CLASS = re.compile(r"^<class '[\w.]+'>: ")
 # user:password@ of a URL, up to the last @ of the word; and password=... of a DSN or a query.
 _SECRETS = (
     (re.compile(r"(?<=://)([^\s:/@]*):\S*(?=@)"), r"\1:***"),
@@ -95,7 +97,7 @@ def closest(wrong: str, choices: Iterable[str]) -> str | None:
 def describe(error: BaseException) -> str:
     """An error in one line, without its SQL and without the passwords that database URLs carry."""
     root = getattr(error, "orig", None) or error
-    lines = str(root).strip().splitlines()
+    lines = _CLASS.sub("", str(root).strip()).splitlines()
     return mask(lines[0]) if lines else type(root).__name__
 
 

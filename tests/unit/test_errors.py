@@ -12,6 +12,7 @@ from unstuck.errors import describe
         ("postgresql://db/app?password=s3cret&x=1", "postgresql://db/app?password=***&x=1"),
         ("{'password': 's3cret'}", "{'password': '***'}"),
         ("password authentication failed for user app",) * 2,
+        ("<class 'asyncpg.exceptions.LockError'>: lock timeout", "lock timeout"),
         ("first line\nSELECT everything", "first line"),
         ("", "ValueError"),
     ],
