@@ -8,12 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import delete, exists, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from unstuck.tables import events, records
-
-_UPSERT: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
+from unstuck.tables import UPSERT, events, records
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,7 @@ async def remember(
     """Replaces what is remembered of a record by `values`; what is not given is forgotten."""
     blank: dict[str, Any] = dict.fromkeys(("retry_at", "deferred_at", "held_at", "held_reason"))
     state = {**blank, **values}
-    upsert = _UPSERT[connection.dialect.name](records).values(
+    upsert = UPSERT[connection.dialect.name](records).values(
         workflow=workflow, record_id=record_id, **state
     )
     same = [records.c.workflow, records.c.record_id]

@@ -7,6 +7,7 @@ The heartbeat column carries no index, so that a beat is a HOT update.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -24,6 +25,7 @@ from sqlalchemy import (
     TypeDecorator,
     Uuid,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import JSONB
 
 from unstuck.clock import now
@@ -48,6 +50,9 @@ class Moment(TypeDecorator[datetime]):
 
 _Json = JSON().with_variant(JSONB(), "postgresql")
 _Id = BigInteger().with_variant(Integer(), "sqlite")
+
+# INSERT with ON CONFLICT, which each dialect of SQLAlchemy has for itself.
+UPSERT: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 
 metadata = MetaData()
 

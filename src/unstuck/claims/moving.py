@@ -13,6 +13,7 @@ from sqlalchemy import (
     case,
     delete,
     func,
+    literal,
     null,
     or_,
     select,
@@ -69,7 +70,7 @@ async def move_record(
     """Changes the status of a record that still has the old one; False if it has not."""
     values: dict[Any, Any] = {workflow.status: new}
     if workflow.error is not None:
-        values[workflow.error] = _cut(note, workflow.error.type)
+        values[workflow.error] = fit(literal(note), workflow.error.type)
     if workflow.updated_at is not None:
         values[workflow.updated_at] = touched(workflow.updated_at, siblings)
     if workflow.lease is not None and workflow.lease.nullable:
@@ -132,6 +133,7 @@ def _signal(workflow: Workflow) -> Signal:
     return Signal(tables.claims, workflow.updated_at, workflow.lease, threshold=0, grace=0)
 
 
-def _cut(note: str, kind: Any) -> str:
-    length: int | None = getattr(kind, "length", None)
-    return note[:length]
+def fit(words: ColumnElement[str], kind: Any) -> ColumnElement[str]:
+    """The text cut to the column's length."""
+    length = getattr(kind, "length", None)
+    return words if length is None else func.substr(words, 1, length)

@@ -34,7 +34,6 @@ from sqlalchemy import (
 )
 from sqlalchemy import column as plain_column
 from sqlalchemy import table as plain_table
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.ext.compiler import compiles
@@ -43,7 +42,7 @@ from sqlalchemy.sql.expression import ClauseElement
 
 from unstuck import tables
 from unstuck.claims.finding import Finder, Reach, key_of
-from unstuck.claims.moving import touched
+from unstuck.claims.moving import fit, touched
 from unstuck.clock import later, now
 from unstuck.decisions import Outcome
 from unstuck.identity import as_list, comparable
@@ -64,7 +63,6 @@ _ANSWER = (
     "moves",
 )
 _HANDED_OVER = Outcome.recovered.value
-_UPSERT: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 
 
 class CreateBatch(Executable, ClauseElement):
@@ -282,7 +280,7 @@ class Taker:
             "held_reason": _only(held, b.note),
         }
         rows = select(*(v.label(k) for k, v in values.items())).where(~b.mute)
-        new = _UPSERT[dialect](tables.records).from_select(list(values), rows)
+        new = tables.UPSERT[dialect](tables.records).from_select(list(values), rows)
         changed = {k: new.excluded[k] for k in values if k not in ("workflow", "record_id")}
         return new.on_conflict_do_update(index_elements=[r.workflow, r.record_id], set_=changed)
 
@@ -302,12 +300,6 @@ class Taker:
         }
         rows = select(*(v.label(k) for k, v in values.items()))
         return insert(tables.events).from_select(list(values), rows)
-
-
-def fit(words: ColumnElement[str], kind: Any) -> ColumnElement[str]:
-    """The text cut to the column's length."""
-    length = getattr(kind, "length", None)
-    return words if length is None else func.substr(words, 1, length)
 
 
 def _is_ours(batch: FromClause) -> ColumnElement[bool]:

@@ -14,6 +14,7 @@ from sqlalchemy.exc import NoInspectionAvailable
 from sqlalchemy.orm import Mapper, QueryableAttribute
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from unstuck.decisions import MOST_STRIKES
 from unstuck.errors import RegistrationError, nearest
 from unstuck.identity import is_supported, stored_type
 
@@ -25,9 +26,8 @@ STATUS_NAMES = {
     "failed": ("failed", "error"),
 }
 _ERROR_NAMES = ("error", "error_message", "last_error")
-# What the database's clock can still be moved by, and where strikes saturate.
+# What the database's clock can still be moved by.
 _MOST_SECONDS = 1e9
-_MOST_RESETS = 1_000_000
 
 
 class Reader:
@@ -78,21 +78,18 @@ class Reader:
         if "status" in self._columns:
             return self.status("status")
         columns = self._columns.values()
-        enums = [c for c in columns if self._infer_value(c, "processing") is not None]
+        enums = [c for c in columns if self.find_value(c, "processing") is not None]
         if len(enums) != 1:
             names = ", ".join(self._columns)
             raise self.refuse("status=", f"cannot be inferred; name its column: {names}")
         return enums[0]
 
     def infer_value(self, column: Column[Any], parameter: str) -> Any:
-        found = self._infer_value(column, parameter)
+        found = self.find_value(column, parameter)
         if found is None:
             known = ", ".join(_labels(column)) or f"a column of type {_kind(column)}"
             raise self.refuse(f"{parameter}=", f"cannot be inferred from {column.name} ({known})")
         return found
-
-    def infer_optional_value(self, column: Column[Any], parameter: str) -> Any:
-        return self._infer_value(column, parameter)
 
     def infer_error(self, status: Column[Any]) -> Column[Any] | None:
         """`x_error` for `x_status`, or else the usual names."""
@@ -138,9 +135,9 @@ class Reader:
         return float(value)
 
     def whole(self, parameter: str, given: Any) -> int:
-        if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= _MOST_RESETS:
+        if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= MOST_STRIKES:
             return given
-        rule = f"must be a whole number from 0 to {_MOST_RESETS}"
+        rule = f"must be a whole number from 0 to {MOST_STRIKES}"
         raise self.refuse(f"{parameter}={given!r}", rule)
 
     def reapable(self, given: Any) -> bool | Column[Any] | Callable[[Any], Any]:
@@ -189,7 +186,7 @@ class Reader:
                     f"is of type {_kind(column)}; integers, UUIDs and strings can be recovered",
                 )
 
-    def _infer_value(self, column: Column[Any], parameter: str) -> Any:
+    def find_value(self, column: Column[Any], parameter: str) -> Any:
         if not isinstance(column.type, Enum):
             return None
         choices = {label.casefold(): choice for label, choice in _choices(column.type).items()}

@@ -149,7 +149,7 @@ def _read_statuses(reader: Reader, given: Parameters, status: Column[Any]) -> di
         elif parameter == "queued":
             found[parameter] = reader.infer_value(status, parameter)
         elif parameter in ("completed", "failed") and parameter not in said:
-            found[parameter] = reader.infer_optional_value(status, parameter)
+            found[parameter] = reader.find_value(status, parameter)
     _check_statuses(reader, found)
     return found
 
