@@ -9,7 +9,8 @@ UnstuckError
 ├── UnknownWorkflow         no workflow of that name is registered
 ├── UnknownRecord           no such record, or not a key of its table
 ├── WrongState              the record is not in the status that the decision is for
-└── ClaimLost               the claim was taken away while its worker still ran
+├── ClaimLost               the claim was taken away while its worker still ran
+└── NoSpool                 what could not be written to the database cannot be kept either
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ _CLASS = re.compile(r"^<class '[\w.]+'>: ")
 # user:password@ of a URL, up to the last @ of the word; and password=... of a DSN or a query.
 _SECRETS = (
     (re.compile(r"(?<=://)([^\s:/@]*):\S*(?=@)"), r"\1:***"),
-    (re.compile(r"(?i)\b(passw(?:or)?d|pwd)(\W{0,2}[=:]\W{0,2})[^\s'\"&,;}]+"), r"\1\2***"),
+    (re.compile(r"(?i)(passw(?:or)?d|pwd)(\W?\s?[=:]\s?)(['\"])(?!\*{3}).*?\3"), r"\1\2\3***\3"),
+    (
+        re.compile(r"(?i)(passw(?:or)?d|pwd)(?!\W{2,4}\*)(\W{0,2}[=:]\W{0,2})[^\s'\"&,;}]+"),
+        r"\1\2***",
+    ),
 )
 
 
@@ -78,6 +83,13 @@ class WrongState(UnstuckError):
 class ClaimLost(UnstuckError):
     """The claim was taken away while its worker still ran."""
 
+    def __init__(self, label: str) -> None:
+        super().__init__(f"The claim to {label} was lost; nothing more is written for it.")
+
+
+class NoSpool(UnstuckError):
+    """The spool cannot be read or written."""
+
 
 def nearest(wrong: str, choices: Iterable[str]) -> str:
     """The list of choices as a sentence, led by the one that was probably meant."""
@@ -99,6 +111,19 @@ def describe(error: BaseException) -> str:
     root = getattr(error, "orig", None) or error
     lines = _CLASS.sub("", str(root).strip()).splitlines()
     return mask(lines[0]) if lines else type(root).__name__
+
+
+def explain(error: BaseException) -> str:
+    """An error in its own words, as a text column can take them; one of the database's in a line,
+    for its words repeat the SQL and the values."""
+    if getattr(error, "orig", None) is not None:
+        return describe(error)
+    return mask(_storable(str(error).strip())) or type(error).__name__
+
+
+def _storable(text: str) -> str:
+    """No column takes a NUL or half of a surrogate pair."""
+    return text.replace("\0", "").encode(errors="replace").decode()
 
 
 def mask(text: str) -> str:

@@ -6,15 +6,24 @@ What cannot work is refused at start, in a sentence that names the variable, its
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, SettingsConfigDict
 
 from unstuck.errors import SettingsError, nearest
 
 PREFIX = "ZOMBIE_"
 ENV_FILE = ".env"
+SPOOLS = ("file://", "redis://", "rediss://", "unix://")
 
 # What PostgreSQL still takes: an interval that now() can be moved by, milliseconds, a LIMIT.
 _MOST = 1_000_000_000
@@ -24,6 +33,14 @@ _MOST_RESETS = 1_000_000
 
 def _none_if_said(value: Any) -> Any:
     return None if isinstance(value, str) and value.strip().lower() in ("", "none") else value
+
+
+def _names_a_spool(url: SecretStr | None) -> SecretStr | None:
+    said = "" if url is None else url.get_secret_value()
+    if re.match(r"\w+:/", said) and not said.startswith(SPOOLS):
+        known = f"{', '.join(SPOOLS[:-1])} or {SPOOLS[-1]}"
+        raise ValueError(f"must be a folder, or begin with {known}")
+    return url
 
 
 Positive = Annotated[float, Field(gt=0, le=_MOST, allow_inf_nan=False)]
@@ -69,6 +86,16 @@ class ZombieSettings(BaseSettings):
     mass_stall_spread_seconds: NotNegative = 300
 
     heartbeat_interval_seconds: Optional = None
+    hung_after_minutes: Optional = 360
+    session_timeout_seconds: Timeout = 30
+    session_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    session_wait_seconds: NotNegative = 0.5
+    session_jitter_seconds: NotNegative = 0.5
+    breaker_failures: Annotated[int, Field(ge=0, le=_MOST)] = 5
+    breaker_reset_seconds: NotNegative = 30
+    shutdown_timeout_seconds: Timeout = 10
+    spool_url: Annotated[SecretStr | None, AfterValidator(_names_a_spool)] = None
+
     retention_events_days: Optional = 90
     retention_records_days: Optional = 30
     retention_claims_days: Optional = 7
@@ -179,7 +206,7 @@ def _explain(invalid: ValidationError, said: dict[str, Any]) -> str:
             sentences.append(f"{rule}.")
             continue
         variable = _variable(str(error["loc"][0]))
-        secret = variable.endswith("DATABASE_URL") or variable not in said
+        secret = variable.endswith("_URL") or variable not in said
         value = "" if secret else f"={said[variable]}"
         sentences.append(f"{variable}{value} is refused: {rule[:1].lower()}{rule[1:]}.")
     return " ".join(dict.fromkeys(sentences))

@@ -50,7 +50,7 @@ def test_it_shows_the_default_of_every_setting() -> None:
 def test_a_setting_without_a_value_says_how_it_is_derived() -> None:
     lines = EXAMPLE.read_text().splitlines()
     empty = [at for at, line in enumerate(lines) if SETTING.match(line) and line.endswith("=")]
-    assert len(empty) == 4
+    assert len(empty) == 5
     assert all("derived: " in lines[at - 1] for at in empty)
 
 

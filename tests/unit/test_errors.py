@@ -1,6 +1,8 @@
+import re
+
 import pytest
 
-from unstuck.errors import describe
+from unstuck.errors import describe, mask
 
 
 @pytest.mark.parametrize(
@@ -19,3 +21,25 @@ from unstuck.errors import describe
 )
 def test_an_error_is_told_in_one_line_without_its_secrets(said: str, told: str) -> None:
     assert describe(ValueError(said)) == told
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("password='a,b;c' host=db", "password='***' host=db"),
+        ('password="se cret" host=db', 'password="***" host=db'),
+        ("password = 'se cret'", "password = '***'"),
+        ("{'password': 'a,b;c', 'host': 'db'}", "{'password': '***', 'host': 'db'}"),
+        ("PGPASSWORD=x psql", "PGPASSWORD=*** psql"),
+        ("postgresql://u:p@h", "postgresql://u:***@h"),
+        (
+            "from redis://:p@h to postgresql://u:p@h/d",
+            "from redis://:***@h to postgresql://u:***@h/d",
+        ),
+        ("line 1: pwd=x\nline 2: passwd: y", "line 1: pwd=***\nline 2: passwd: ***"),
+        ("password='***' host=db",) * 2,
+        ("postgresql://h/d has no password",) * 2,
+    ],
+)
+def test_what_an_error_says_is_masked_wherever_it_names_a_password(said: str, told: str) -> None:
+    assert re.sub(r"\*+", "***", mask(said)) == told  # however many stars

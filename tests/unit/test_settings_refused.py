@@ -18,6 +18,9 @@ POSITIVE = [
     "STATEMENT_TIMEOUT_SECONDS",
     "MASS_STALL_WINDOW_MINUTES",
     "HEARTBEAT_INTERVAL_SECONDS",
+    "HUNG_AFTER_MINUTES",
+    "SESSION_TIMEOUT_SECONDS",
+    "SHUTDOWN_TIMEOUT_SECONDS",
     "RETENTION_EVENTS_DAYS",
     "RETENTION_RECORDS_DAYS",
     "RETENTION_CLAIMS_DAYS",
@@ -29,8 +32,19 @@ NOT_NEGATIVE = [
     "BACKOFF_MAX_SECONDS",
     "LEASE_GRACE_SECONDS",
     "MASS_STALL_SPREAD_SECONDS",
+    "SESSION_WAIT_SECONDS",
+    "SESSION_JITTER_SECONDS",
+    "BREAKER_RESET_SECONDS",
 ]
-COUNTS = ["MAX_RESETS", "BATCH_SIZE", "MAX_PER_SWEEP", "MASS_STALL_RECORDS"]
+COUNTS = [
+    "MAX_RESETS",
+    "BATCH_SIZE",
+    "MAX_PER_SWEEP",
+    "MASS_STALL_RECORDS",
+    "SESSION_ATTEMPTS",
+    "BREAKER_FAILURES",
+]
+WORDS = ["CLEANUP_ENABLED", "DATABASE_URL", "RESET_MESSAGE", "SPOOL_URL"]
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +71,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> str:
 
 def test_every_number_is_in_one_of_these_lists() -> None:
     numbers = {PREFIX + name for name in (*POSITIVE, *NOT_NEGATIVE, *COUNTS)}
-    others = {"ZOMBIE_CLEANUP_ENABLED", "ZOMBIE_DATABASE_URL", "ZOMBIE_RESET_MESSAGE"}
+    others = {PREFIX + name for name in WORDS}
     assert numbers | others == {PREFIX + name.upper() for name in ZombieSettings.model_fields}
 
 
@@ -176,3 +190,10 @@ def test_what_makes_no_sense_together(
 def test_what_just_makes_sense_is_accepted(just_right: dict[str, float]) -> None:
     settings = ZombieSettings(**just_right)
     assert {name: getattr(settings, name) for name in just_right} == just_right
+
+
+@pytest.mark.parametrize("value", ["http://host/spool", "redis:/host", "s3://bucket"])
+def test_a_spool_that_there_is_none_of(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    sentence = refused(monkeypatch, "SPOOL_URL", value)
+    rule = "must be a folder, or begin with file://, redis://, rediss:// or unix://"
+    assert sentence == f"ZOMBIE_SPOOL_URL is refused: {rule}."

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import URL, make_url
+from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -25,7 +25,7 @@ _ASYNC_DRIVERS = {
 }
 
 
-def make_engine(url: str | URL) -> AsyncEngine:
+def make_engine(url: str | URL, *, size: int = 1) -> AsyncEngine:
     """An engine with a tiny pool from any database URL, sync or async."""
     parsed = async_url(url)
     if parsed.get_backend_name() == "sqlite":
@@ -34,12 +34,23 @@ def make_engine(url: str | URL) -> AsyncEngine:
         raise UnsupportedDatabase(parsed.get_backend_name())
     return create_async_engine(
         parsed,
-        pool_size=1,
+        pool_size=size,
         max_overflow=1,
         pool_pre_ping=True,
         pool_recycle=300,
         connect_args=_pooler_proof() if parsed.get_driver_name() == "asyncpg" else {},
     )
+
+
+def twin_of(engine: Engine) -> AsyncEngine:
+    """The same database by the same arguments, options and listeners, in a pool of its own:
+    connections of asyncio belong to one event loop."""
+    options = engine.get_execution_options()
+    twin = Engine(engine.pool.recreate(), engine.dialect, engine.url, execution_options=options)
+    # Listeners have no public way to be copied.
+    twin.dispatch = engine.dispatch
+    twin._has_events = engine._has_events  # noqa: SLF001
+    return AsyncEngine(twin)
 
 
 def async_url(url: str | URL) -> URL:

@@ -33,12 +33,19 @@ SessionSource = Any
 class Sessions:
     """Opens sessions from any source; owns the engine only if it made it from a URL."""
 
-    def __init__(self, source: SessionSource) -> None:
+    def __init__(self, source: SessionSource, *, size: int = 1) -> None:
         self._owned: AsyncEngine | None = None
+        self.engine: Engine | None = None
+        """What its sessions are bound to, once that is known."""
+        self.gives_begun = False
+        """Whether its sessions come in a transaction already, which they commit at their end."""
         if isinstance(source, str | URL):
-            source = self._owned = make_engine(source)
+            source = self._owned = make_engine(source, size=size)
         if isinstance(source, AsyncEngine):
             source = async_sessionmaker(source, expire_on_commit=False)
+        bind = source.kw.get("bind") if isinstance(source, async_sessionmaker) else None
+        if isinstance(bind, AsyncEngine):
+            self.engine = bind.sync_engine
         if isinstance(source, async_scoped_session):
             # Every sweep is a task of its own, and the scope would keep a session for each.
             source = source.session_factory
@@ -52,14 +59,19 @@ class Sessions:
         self._source: Callable[[], Any] = source
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[AsyncSession]:
+    async def open(self, within: float | None = None) -> AsyncIterator[AsyncSession]:
         """A session whose connection is truly there."""
         async with AsyncExitStack() as stack:
+            limit = asyncio.timeout(within)
             try:
-                session = await self._enter(stack)
-                await connect(session)
+                async with limit:
+                    session = await self._enter(stack)
+                    self.engine = engine_of(session)
+                    self.gives_begun = session.in_transaction()
+                    await connect(session)
             except Exception as error:
-                raise SessionUnavailable(f"No database session: {describe(error)}") from error
+                reason = f"none within {within:g} s" if limit.expired() else describe(error)
+                raise SessionUnavailable(f"No database session: {reason}") from error
             try:
                 yield session
             except asyncio.CancelledError as cancelled:
@@ -67,6 +79,16 @@ class Sessions:
                 # lock until the garbage collector comes by, though the connection is closed.
                 clear_frames(cancelled.__traceback__)
                 raise
+
+    async def find_engine(self) -> Engine | None:
+        """The engine behind the sessions, without a connection being asked for."""
+        if self.engine is None:
+            async with AsyncExitStack() as stack:
+                try:
+                    self.engine = engine_of(await self._enter(stack))
+                except Exception as error:
+                    raise SessionUnavailable(f"No database session: {describe(error)}") from error
+        return self.engine
 
     async def close(self) -> None:
         if self._owned is not None:
@@ -96,6 +118,12 @@ async def connect(session: AsyncSession) -> AsyncConnection:
         return await session.connection()
     level = {"isolation_level": "READ COMMITTED"} if bind.dialect.name == "postgresql" else {}
     return await session.connection(execution_options=level)
+
+
+def engine_of(session: AsyncSession) -> Engine | None:
+    """None where a session hangs on a connection of somebody else's, as in many a test."""
+    bind = session.get_bind()
+    return bind if isinstance(bind, Engine) else None
 
 
 def _as_context(generator: Any) -> AbstractAsyncContextManager[Any]:

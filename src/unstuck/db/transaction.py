@@ -17,7 +17,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from unstuck.db.sources import Sessions, connect
-from unstuck.errors import SettingsError, TablesMissing, UnsupportedDatabase
+from unstuck.errors import (
+    SessionUnavailable,
+    SettingsError,
+    TablesMissing,
+    UnsupportedDatabase,
+    describe,
+)
 from unstuck.settings import ZombieSettings
 from unstuck.tables import claims, metadata
 
@@ -48,7 +54,7 @@ async def transaction(
     sessions: Sessions, settings: ZombieSettings, *, time_zone: str = "UTC", lead: str | None = None
 ) -> AsyncIterator[Transaction]:
     """Commits at the end unless the block raised. `lead` names what one replica at a time does."""
-    async with sessions.open() as session:
+    async with sessions.open(settings.session_timeout_seconds) as session:
         try:
             yield await _begin(session, settings, time_zone, lead)
             if session.in_transaction():  # else it was rolled back on purpose
@@ -87,9 +93,16 @@ async def _begin(
             raise
         # It died idle in the pool, which has dropped everything of its age by now.
         await session.rollback()
-        connection = await connect(session)
+        connection = await _connect_again(session)
         leads = await _prepare(connection, settings, time_zone, lead)
     return Transaction(session, connection, leads)
+
+
+async def _connect_again(session: AsyncSession) -> AsyncConnection:
+    try:
+        return await connect(session)
+    except Exception as error:  # older versions of SQLAlchemy pass on what the driver raised
+        raise SessionUnavailable(f"No database session: {describe(error)}") from error
 
 
 async def _prepare(
@@ -117,6 +130,12 @@ async def _prepare(
         asked.insert(0, func.pg_try_advisory_xact_lock(_lock_key(lead)))
     answer = (await connection.execute(select(*asked))).one()
     return lead is None or bool(answer[0])
+
+
+async def use_time_zone(connection: AsyncConnection, time_zone: str) -> None:
+    """All that our statements need in a transaction of the host's own, which keeps its patience."""
+    if connection.dialect.name == "postgresql":
+        await connection.execute(select(func.set_config("TimeZone", time_zone, True)))
 
 
 def _milliseconds(seconds: float) -> str:
