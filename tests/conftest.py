@@ -13,13 +13,21 @@ from tools.embedded_postgres import EmbeddedPostgres
 # A SQLAlchemy URL (postgresql+asyncpg://…) of a server on which databases may be created. It then
 # takes the place of the embedded ones; only loopback is reachable from a test.
 SERVER_URL = os.environ.get("UNSTUCK_TEST_DATABASE_URL")
-POSTGRES = ["postgresql"] if SERVER_URL else ["postgresql-16", "postgresql-18"]
+# Which of the embedded ones: each makes a test of the database run once more.
+VERSIONS = os.environ.get("UNSTUCK_TEST_POSTGRES", "16 18").split()
+POSTGRES = ["postgresql"] if SERVER_URL else [f"postgresql-{version}" for version in VERSIONS]
 
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
     with Servers() as servers:
         yield servers
+
+
+@pytest.fixture(autouse=True)
+def _own_spool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What one test could not write is not for the next to drain."""
+    monkeypatch.setenv("ZOMBIE_SPOOL_URL", str(tmp_path / "spool"))
 
 
 @pytest.fixture(params=[*POSTGRES, "sqlite"])

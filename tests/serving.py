@@ -6,10 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import httpx
@@ -63,13 +64,19 @@ class App:
 
 
 @asynccontextmanager
-async def serve(database_url: str, log_file: Path, **settings: object) -> AsyncIterator[App]:
+async def serve(
+    database_url: str,
+    log_file: Path,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    /,
+    **settings: object,
+) -> AsyncIterator[App]:
     """Ready to answer; sweeping every second unless told otherwise."""
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(httpx.AsyncClient())
-        process = _launch(database_url, log_file, settings)
+        process = _launch({**environment, "DATABASE_URL": database_url}, log_file, settings)
         stack.callback(_bury, process)
-        _watch(process, stack)
+        watch(process.pid, stack)
         app = App(process, log_file, client)
         try:
             client.base_url = httpx.URL(await eventually(app.address))
@@ -82,15 +89,15 @@ async def serve(database_url: str, log_file: Path, **settings: object) -> AsyncI
 
 
 def _launch(
-    database_url: str, log_file: Path, settings: dict[str, object]
+    environment: dict[str, str], log_file: Path, settings: dict[str, object]
 ) -> subprocess.Popen[bytes]:
     said = {"CLEANUP_INTERVAL_MINUTES": 1 / 60, "FIRST_SWEEP_SECONDS": 0, **settings}
     told = {f"ZOMBIE_{name}": str(value) for name, value in said.items()}
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("ZOMBIE_")}
-    environment = {**inherited, **told, "DATABASE_URL": database_url}
+    everything = {**inherited, **told, **environment}
     with log_file.open("wb") as log:
         return subprocess.Popen(
-            SERVE, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            SERVE, cwd=ROOT, env=everything, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
 
 
@@ -99,9 +106,10 @@ def _bury(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _watch(process: subprocess.Popen[bytes], stack: AsyncExitStack) -> None:
+def watch(process_id: int, stack: AsyncExitStack) -> None:
+    """Should the tests be killed, the process is as well."""
     janitor = subprocess.Popen(
-        ["/bin/sh", "-c", JANITOR, "janitor", str(process.pid)],
+        ["/bin/sh", "-c", JANITOR, "janitor", str(process_id)],
         stdin=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for the tests
     )

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import URL
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from unstuck import ledger
-from unstuck.db import Sessions, SessionSource, create_tables, transaction
+from unstuck.db import Sessions, SessionSource, create_tables, is_deadlock, transaction
 from unstuck.errors import SettingsError, UnstuckError, describe
 from unstuck.events import Observers, SweepReport
-from unstuck.interventions import CANCEL, FAIL, RELEASE, RETRY, Intervention, intervene
+from unstuck.interventions import (
+    CANCEL,
+    FAIL,
+    RELEASE,
+    RETRY,
+    Change,
+    Intervention,
+    intervene,
+)
+from unstuck.loop import (
+    Beating,
+    Filters,
+    Hearts,
+    JobLoop,
+    LoopResult,
+    Loops,
+    Workshop,
+    find_workflow,
+)
 from unstuck.registry import Registry, Workflow
 from unstuck.registry import registry as default_registry
 from unstuck.schedule import Handle
@@ -26,6 +44,9 @@ from unstuck.sweep import Sweeper
 logger = logging.getLogger("unstuck")
 
 WorkflowName = str | type[Any] | Workflow
+
+
+_MOST_WORKSHOPS = 100
 
 
 class Unstuck:
@@ -43,6 +64,9 @@ class Unstuck:
         self.registry = default_registry if registry is None else registry
         self._observers = Observers(observers)
         self._tables_wanted = False
+        self._hearts: Hearts = {}
+        self._workshops: dict[object, Workshop] = {}
+        self._loops = Loops()
 
     async def create_tables(self) -> None:
         """Creates unstuck's own tables where they are missing."""
@@ -63,13 +87,77 @@ class Unstuck:
         for workflow in self.registry:
             workflow.policy(self.settings)
         self._tables_wanted = create_tables
-        handle = Handle(self.sweep, self.close, self.settings)
+        self._loops.reopen()
+        handle = Handle(self.sweep, self._shut_down, self.settings)
         if not self.settings.cleanup_enabled:
             logger.info("Zombie cleanup is disabled by ZOMBIE_CLEANUP_ENABLED=false")
             return handle
         self._sessions  # noqa: B018 - a wrong URL is better told now than at night
         handle.start(scheduler)
         return handle
+
+    async def run_job_loop(
+        self,
+        model: type[Any],
+        status_enum: Any,
+        queued_status: Any,
+        processing_status: Any,
+        completed_status: Any,
+        failed_status: Any,
+        processing_function: Callable[..., Any],
+        batch_size: int,
+        order_by_column: Any = None,
+        status_field_name: str = "status",
+        error_field_name: str = "error",
+        *,
+        session_factory: SessionSource = None,
+        additional_filters: Filters = None,
+        concurrency: int = 1,
+        timeout: float | timedelta | None = None,  # noqa: ASYNC109 - of each record
+        name: str | None = None,
+        drain: bool = False,
+    ) -> LoopResult:
+        """Claims a batch of queued records and calls `processing_function(item_id, session)` for
+        each, or `(item_id, session, claim)`. However a call ends, its record does not stay in
+        Processing. With `drain` it goes on until the queue is empty."""
+        statuses = (queued_status, processing_status, completed_status, failed_status)
+        fields = (status_field_name, error_field_name)
+        found = find_workflow(self.registry, model, status_enum, statuses, fields, name)
+        loop = JobLoop.of(
+            self._workshop(session_factory, concurrency),
+            *found,
+            processing_function,
+            timeout=timeout,
+            order=order_by_column,
+            name=name,
+            batch_size=batch_size,
+            concurrency=concurrency,
+            filters=additional_filters,
+            drain=drain,
+        )
+        if self._tables_wanted:
+            await self._create_wanted_tables()
+        return await self._loops.run(loop)
+
+    def heartbeat(
+        self,
+        workflow: WorkflowName,
+        record_id: object,
+        *,
+        step: str | None = None,
+        details: dict[str, Any] | None = None,
+        worker_id: str | None = None,
+    ) -> Beating:
+        """`async with` it around work outside of the job loop, on a record that is in Processing:
+        inside, the record counts as alive, whatever blocks, for as long as this process does."""
+        return Beating(
+            self._workshop(None, 1),
+            self.registry.get(workflow),
+            record_id,
+            step=step,
+            details=details,
+            worker_id=worker_id,
+        )
 
     async def release(
         self, workflow: WorkflowName, record_id: object, *, by: str, why: str
@@ -121,6 +209,14 @@ class Unstuck:
         """Closes the engine, if it is one that unstuck opened itself."""
         if "_sessions" in self.__dict__:
             await self._sessions.close()
+        for workshop in self._workshops.values():
+            await workshop.sessions.close()
+
+    async def _shut_down(self) -> None:
+        """The loops first, for as long as that may take: an application that has ended its lifespan
+        is soon killed."""
+        await self._loops.stop(self.settings.shutdown_timeout_seconds)
+        await self.close()
 
     async def _create_wanted_tables(self) -> None:
         """At the first sweep that can; until then each sweep says why it cannot."""
@@ -135,16 +231,13 @@ class Unstuck:
         self, intervention: Intervention, name: WorkflowName, record: object, by: str, why: str
     ) -> None:
         workflow = self.registry.get(name)
-        async with transaction(self._sessions, self.settings, time_zone=workflow.time_zone) as tx:
-            change = await intervene(
-                tx,
-                intervention,
-                workflow,
-                record,
-                by=by,
-                why=why,
-                siblings=self.registry.siblings(workflow),
-            )
+        try:
+            change = await self._carry_out(intervention, workflow, record, by, why)
+        except DBAPIError as error:
+            if not is_deadlock(error):
+                raise
+            # With the record's own worker, which locked its claim first; it is through by now.
+            change = await self._carry_out(intervention, workflow, record, by, why)
         logger.warning(
             "%s %s was %s by %s: %s", change.workflow, change.record_id, intervention.kind, by, why
         )
@@ -152,69 +245,43 @@ class Unstuck:
             "on_status_changed", change.workflow, change.record_id, change.old, change.new
         )
 
+    async def _carry_out(
+        self, intervention: Intervention, workflow: Workflow, record: object, by: str, why: str
+    ) -> Change:
+        siblings = self.registry.siblings(workflow)
+        async with transaction(self._sessions, self.settings, time_zone=workflow.time_zone) as tx:
+            return await intervene(
+                tx, intervention, workflow, record, by=by, why=why, siblings=siblings
+            )
+
     @cached_property
     def _sessions(self) -> Sessions:
+        return Sessions(self._find_source())
+
+    def _find_source(self) -> SessionSource:
         if self._source is not None:
-            return Sessions(self._source)
+            return self._source
         if self.settings.database_url is None:
             raise SettingsError(
                 "There is no database to clean: pass session_factory=, or set ZOMBIE_DATABASE_URL "
                 "or DATABASE_URL."
             )
-        return Sessions(self.settings.database_url.get_secret_value())
+        return self.settings.database_url.get_secret_value()
+
+    def _workshop(self, source: SessionSource, concurrency: int) -> Workshop:
+        """What the loops on one source share. From a URL it is a pool of unstuck's own, as large
+        as the loop needs it."""
+        source = self._find_source() if source is None else source
+        key = (source, concurrency) if isinstance(source, str | URL) else source
+        if key not in self._workshops:
+            if len(self._workshops) >= _MOST_WORKSHOPS:  # a source that is made anew for each call
+                self._workshops.pop(next(iter(self._workshops)))
+            sessions = Sessions(source, size=concurrency)
+            self._workshops[key] = Workshop(
+                sessions, self.settings, self.registry, self._observers, self._hearts
+            )
+        return self._workshops[key]
 
     @cached_property
     def _sweeper(self) -> Sweeper:
         return Sweeper(self._sessions, self.settings, self.registry, self._observers)
-
-
-class _Default:
-    """The instance behind the module-level functions, and what it was made with."""
-
-    instance: Unstuck | None = None
-    parameters: Mapping[str, Any] = MappingProxyType({})
-
-
-def configure(
-    session_factory: SessionSource = None,
-    settings: ZombieSettings | None = None,
-    registry: Registry | None = None,
-    observers: Iterable[object] = (),
-) -> Unstuck:
-    """Sets what the module-level functions work with."""
-    return _configure(
-        session_factory=session_factory, settings=settings, registry=registry, observers=observers
-    )
-
-
-def _configure(**parameters: Any) -> Unstuck:
-    _Default.instance, _Default.parameters = Unstuck(**parameters), parameters
-    return _Default.instance
-
-
-def default() -> Unstuck:
-    return configure() if _Default.instance is None else _Default.instance
-
-
-def setup_zombie_cleanup_scheduler(
-    scheduler: AsyncIOScheduler | None = None,
-    session_factory: SessionSource = None,
-    *,
-    settings: ZombieSettings | None = None,
-    registry: Registry | None = None,
-    create_tables: bool = False,
-) -> Handle:
-    """Sweeps from now on. Call it in the lifespan of the application.
-
-    Without a scheduler it starts its own; without a session factory it opens a tiny pool of its own
-    from ZOMBIE_DATABASE_URL or DATABASE_URL. What `configure` was told holds, unless told anew.
-    """
-    given = {"session_factory": session_factory, "settings": settings, "registry": registry}
-    said = {name: value for name, value in given.items() if value is not None}
-    unstuck = _configure(**{**_Default.parameters, **said}) if said else default()
-    return unstuck.setup(scheduler, create_tables=create_tables)
-
-
-async def cleanup_zombie_records() -> int:
-    """Runs one sweep; the number of records that it took out of Processing."""
-    return (await default().sweep()).left_processing

@@ -24,7 +24,8 @@ class Zombie:
     """A record whose owner is gone, and what was decided for it.
 
     `identity` is its primary key as the database holds it; `session.get(Model, zombie.identity)`
-    takes it, unless the key's type is a decorator that changes the value.
+    takes it, unless the key's type is a decorator that changes the value. `details` is the last
+    checkpoint of its worker.
     """
 
     workflow: str
@@ -35,6 +36,7 @@ class Zombie:
     zombie_count: int
     stale_seconds: float
     worker_id: str | None = None
+    details: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,32 @@ class MassStall:
 
     workflow: str
     zombies: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a claim of the job loop ended.
+
+    outcome: completed, failed, requeued, held; moved (the processing function set another status);
+    lost (it was somebody else's by then); spooled or stuck (it could not be written)."""
+
+    workflow: str
+    record_id: str
+    outcome: str
+    cause: str | None
+    error: str | None
+    worker_id: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """A record whose worker lives and beats, but has been at it for too long."""
+
+    workflow: str
+    record_id: str
+    worker_id: str
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -58,6 +86,7 @@ class WorkflowReport:
     recovered: int = 0
     skipped: int = 0
     locked: int = 0
+    hung: int = 0
     left_processing: int = 0
     oldest_seconds: float = 0.0
     seconds: float = 0.0
@@ -112,7 +141,7 @@ class SweepReport:
     def __str__(self) -> str:
         counts = ", ".join(
             f"{self.total(name)} {name}"
-            for name in (*Outcome, "locked")
+            for name in (*Outcome, "locked", "hung")
             if self.total(name) or name == Outcome.requeued
         )
         verb = "would take" if self.dry_run else "found"
@@ -140,11 +169,21 @@ class Observer:
 
     def on_sweep_finished(self, report: SweepReport) -> Any: ...
 
+    def on_hung(self, hung: Hung) -> Any: ...
+
+    # By the job loop, after the end of the record was written.
+
+    def on_attempt_ended(self, ended: Ended) -> Any: ...
+
+    def on_session_failed(self, workflow: str, reason: str) -> Any: ...
+
+    def on_breaker_changed(self, workflow: str, state: str) -> Any: ...
+
 
 _METHODS = [name for name in vars(Observer) if name.startswith("on_")]
 # Seconds that an observer may keep a sweep waiting.
 _PATIENCE = 10.0
-_OF_SWEEPS = ("on_mass_stall", "on_sweep_finished")
+_OF_ZOMBIES = ("on_zombie_detected", "on_status_changed", *(f"on_{o}" for o in Outcome))
 
 
 class Observers:
@@ -156,8 +195,8 @@ class Observers:
 
     @property
     def care_for_records(self) -> bool:
-        """Whether anybody wants to hear of each single record."""
-        return any(self._handlers[method] for method in _METHODS if method not in _OF_SWEEPS)
+        """Whether anybody wants to hear of each single zombie."""
+        return any(self._handlers.get(method) for method in _OF_ZOMBIES)
 
     async def tell(self, method: str, *arguments: Any) -> None:
         for handler in self._handlers[method]:
@@ -166,8 +205,8 @@ class Observers:
                 if inspect.isawaitable(answer):
                     async with asyncio.timeout(_PATIENCE):
                         await answer
-            except (Exception, asyncio.CancelledError):
-                if is_being_cancelled():
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                     raise
                 logger.exception("Observer %r failed in %s", handler, method)
 

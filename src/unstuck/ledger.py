@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,6 +11,9 @@ from sqlalchemy import delete, exists, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from unstuck.tables import UPSERT, events, records
+
+# Records that one question may name.
+MOST_ASKED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,10 @@ async def append(
     await connection.execute(
         insert(events).values(workflow=workflow, record_id=record_id, kind=kind, **values)
     )
+
+
+async def append_all(connection: AsyncConnection, rows: Sequence[dict[str, Any]]) -> None:
+    await connection.execute(insert(events), rows)
 
 
 async def remember(
@@ -109,11 +116,40 @@ async def settle(connection: AsyncConnection, workflow: str, record_ids: Sequenc
     await _append_all(connection, workflow, "recovered", gone)
 
 
+async def log_hung(connection: AsyncConnection, workflow: str, hung: Iterable[Any]) -> None:
+    """`hung`: record_id, worker_id, and the seconds that it has been in work."""
+    rows = [
+        {
+            "workflow": workflow,
+            "record_id": one.record_id,
+            "kind": "hung",
+            "cause": "hung",
+            "worker_id": one.worker_id,
+            "data": {"seconds": one.seconds},
+        }
+        for one in hung
+    ]
+    if rows:
+        await append_all(connection, rows)
+
+
 async def read_history(connection: AsyncConnection, workflow: str, record_id: str) -> list[Entry]:
     """A record's whole story, oldest first."""
     same = (events.c.workflow == workflow, events.c.record_id == record_id)
     rows = await connection.execute(select(events).where(*same).order_by(events.c.id))
     return [Entry(**row._mapping) for row in rows]
+
+
+async def tells_of(
+    connection: AsyncConnection, workers: Collection[str], records: Collection[tuple[str, str]]
+) -> bool:
+    """Whether anything is written of these workers and any of these (workflow, record_id)."""
+    story = exists().where(
+        events.c.workflow.in_({workflow for workflow, _ in records}),
+        events.c.record_id.in_([record_id for _, record_id in records][:MOST_ASKED]),
+        events.c.worker_id.in_(workers),
+    )
+    return bool(await connection.scalar(select(story)))
 
 
 async def count_zombies(
@@ -176,4 +212,4 @@ async def _append_all(
         for id_, count in changed
     ]
     if rows:
-        await connection.execute(insert(events), rows)
+        await append_all(connection, rows)

@@ -48,7 +48,7 @@ class Moment(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC)
 
 
-_Json = JSON().with_variant(JSONB(), "postgresql")
+_Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 _Id = BigInteger().with_variant(Integer(), "sqlite")
 
 # INSERT with ON CONFLICT, which each dialect of SQLAlchemy has for itself.
@@ -69,6 +69,9 @@ claims = Table(
     Column("heartbeat_at", Moment),
     Column("step", String),
     Column("details", _Json),
+    # A side effect that was begun and not seen to end: whoever dies in it is not run again.
+    Column("effect", Text),
+    Column("hung_at", Moment),
 )
 
 # What unstuck remembers of a record until it completes cleanly.

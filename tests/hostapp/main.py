@@ -9,6 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tests.hostapp.database import Base, engine, get_session
+from tests.hostapp.jobs import schedule_jobs
 from tests.hostapp.models import Page
 from tests.hostapp.scheduler_instance import scheduler
 from unstuck import setup_zombie_cleanup_scheduler
@@ -25,6 +26,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     cleanup = setup_zombie_cleanup_scheduler(
         scheduler, session_factory=get_session, create_tables=True
     )
+    schedule_jobs(scheduler)
     scheduler.start()
     yield
     await cleanup.shutdown()

@@ -10,17 +10,17 @@ from unstuck import (
     Registry,
     Unstuck,
     ZombieSettings,
-    app,
     cleanup_zombie_records,
     configure,
+    defaults,
     setup_zombie_cleanup_scheduler,
 )
 
 
 @pytest.fixture(autouse=True)
 def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app._Default, "instance", None)
-    monkeypatch.setattr(app._Default, "parameters", {})
+    monkeypatch.setattr(defaults._Default, "instance", None)
+    monkeypatch.setattr(defaults._Default, "parameters", {})
     for name in ("DATABASE_URL", "ZOMBIE_DATABASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ZOMBIE_FIRST_SWEEP_SECONDS", "0")
@@ -37,7 +37,7 @@ async def test_configure_says_what_the_functions_work_with(
     settings = ZombieSettings(stuck_threshold_minutes=90)
     unstuck = configure(database.sessions, settings, registry)
     assert isinstance(unstuck, Unstuck)
-    assert app.default() is unstuck
+    assert defaults.default() is unstuck
     slow = await add_job(database, updated_at=ago(80 * 60))
     stuck = await add_job(database, updated_at=ago(100 * 60))
     assert await cleanup_zombie_records() == 1
@@ -79,7 +79,7 @@ async def test_what_is_set_up_is_what_the_functions_use(
     setup_zombie_cleanup_scheduler(
         session_factory=database.sessions, settings=settings, registry=registry
     )
-    assert app.default().settings is settings
+    assert defaults.default().settings is settings
     await add_job(database)
     assert await cleanup_zombie_records() == 1
 

@@ -13,9 +13,9 @@ from unstuck import (
     Registry,
     Unstuck,
     ZombieSettings,
-    app,
     cleanup_zombie_records,
     configure,
+    defaults,
     metadata,
 )
 from unstuck.decisions import Outcome
@@ -24,9 +24,9 @@ from unstuck.events import SweepReport, Zombie
 
 @pytest.fixture(autouse=True)
 def _leave_no_default_behind() -> Iterator[None]:
-    before = app._Default.instance
+    before = defaults._Default.instance
     yield
-    app._Default.instance = before
+    defaults._Default.instance = before
 
 
 async def test_a_report_counts_every_outcome(database: Database) -> None:

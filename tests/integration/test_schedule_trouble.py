@@ -79,10 +79,12 @@ async def test_a_sweep_that_will_not_end_is_left_behind(
     unstuck, reports = await start_reporting(database, source, **LIMITED)
     await add_job(database)
     handle = unstuck.setup()
-    assert (await reports.next_that_took()).left_processing == 1
-    assert not source.ended.is_set()
-    assert "ran for more than 0.55 s and is left behind, for it does not end" in caplog.text
-    source.let_go.set()
+    try:
+        assert (await reports.next_that_took()).left_processing == 1
+        assert not source.ended.is_set()
+        assert "ran for more than 0.55 s and is left behind, for it does not end" in caplog.text
+    finally:
+        source.let_go.set()  # else the event loop would wait for it for ever
     await source.ended.wait()
     await handle.shutdown()
 

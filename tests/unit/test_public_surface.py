@@ -14,6 +14,7 @@ LONGEST_FILE = 350
 LONGEST_FUNCTION = 45
 
 SURFACE = [
+    "Claim",
     "ClaimLost",
     "Compensate",
     "Observer",
@@ -24,9 +25,11 @@ SURFACE = [
     "ZombieSettings",
     "cleanup_zombie_records",
     "configure",
+    "heartbeat",
     "metadata",
     "recoverable",
     "registry",
+    "run_job_loop",
     "setup_zombie_cleanup_scheduler",
 ]
 

@@ -18,7 +18,6 @@ from sqlalchemy import (
     FromClause,
     Integer,
     Select,
-    Table,
     Text,
     and_,
     bindparam,
@@ -39,6 +38,7 @@ from sqlalchemy.engine import Row
 from sqlalchemy.sql.selectable import CTE, Subquery
 
 from unstuck import tables
+from unstuck.claims.joining import effect_note, has_status, is_same_record, look_up
 from unstuck.clock import later, not_after, now, older_than, seconds_since
 from unstuck.decisions import Facts, Outcome, Policy, count_strikes, decide, wait_seconds
 from unstuck.identity import Key, comparable, is_one_of
@@ -69,11 +69,11 @@ class Finder:
 
     @cached_property
     def claim(self) -> FromClause:
-        return self._lookup(tables.claims)
+        return look_up(tables.claims, self.workflow, self.dialect)
 
     @cached_property
     def memory(self) -> FromClause:
-        return self._lookup(tables.records)
+        return look_up(tables.records, self.workflow, self.dialect)
 
     @cached_property
     def signal(self) -> Signal:
@@ -90,17 +90,7 @@ class Finder:
 
     @cached_property
     def is_processing(self) -> ColumnElement[bool]:
-        """In the text of the statement, not bound: only so can a partial index be proved to fit."""
-        statuses = [
-            bindparam(None, status, type_=self.workflow.status.type, literal_execute=True)
-            for status in self.workflow.processing
-        ]
-        one = self.workflow.status == statuses[0]
-        return (
-            one
-            if len(statuses) == 1
-            else or_(one, *(self.workflow.status == s for s in statuses[1:]))
-        )
+        return has_status(self.workflow, *self.workflow.processing)
 
     def survey(self, limit: int) -> Select[*tuple[Any, ...]]:
         """How many zombies there are, counted no further than the limit; and what is remembered."""
@@ -115,6 +105,8 @@ class Finder:
             func.count().label("found"),
             known.label("remembered"),
             self._recorded_stall().is_not(None).label("stalled"),
+            exists().where(*stale_claims(self)).label("claims"),
+            exists().where(*hung_claims(self)).label("hung"),
         ).select_from(some)
 
     def keys(self, limit: int) -> Select[Any]:
@@ -152,7 +144,9 @@ class Finder:
             signal.claimed.label("claimed"),
             signal.never_started.label("never_started"),
             self._is_due.label("due"),
-            self.workflow.may_requeue.label("reapable"),
+            and_(self.workflow.may_requeue, self.claim.c.effect.is_(None)).label("reapable"),
+            self.claim.c.effect.label("effect"),
+            self.claim.c.details.label("details"),
             func.coalesce(not_after(signal.last_life, self._open_stall()), false()).label(
                 "stalled"
             ),
@@ -165,7 +159,7 @@ class Finder:
     def _select(self, *columns: ColumnElement[Any]) -> Select[Any]:
         joined = self.workflow.source
         for looked_up in (self.claim, self.memory):
-            joined = joined.outerjoin(looked_up, self._is_same_record(looked_up))
+            joined = joined.outerjoin(looked_up, is_same_record(looked_up, self.workflow))
         memory = self.memory.c
         waits = and_(self._is_due, not_(older_than(memory.retry_at, 0.0)))
         held = self.signal.still_held(memory.held_at)
@@ -179,19 +173,6 @@ class Finder:
                 not_(func.coalesce(or_(waits, held), false())),
             )
         )
-
-    def _lookup(self, table: Table) -> FromClause:
-        """A table of ours, looked up by its key for each record.
-
-        A plain join would let PostgreSQL hash the whole of it for every batch; to take one row for
-        each record leaves it only the index. SQLite looks up by the index anyway."""
-        if self.dialect != "postgresql":
-            return table
-        return select(table).where(self._is_same_record(table)).limit(1).lateral(table.name)
-
-    def _is_same_record(self, table: FromClause) -> ColumnElement[bool]:
-        workflow = self.workflow
-        return and_(table.c.workflow == workflow.name, table.c.record_id == workflow.record_id)
 
     def _reach(self, query: Select[Any], reach: Reach) -> Select[Any]:
         keys = [comparable(column) for column in self.workflow.key]
@@ -274,15 +255,14 @@ class Finder:
             (w.outcome == Outcome.failed.value, "Given up from stuck Processing state"),
             else_="Held from stuck Processing state",
         )
+        held = w.outcome == Outcome.held.value
         tail = case(
             (
                 w.outcome == Outcome.failed.value,
                 literal("; earlier: ").concat(func.coalesce(self._past(w.record_id), "none")),
             ),
-            (
-                and_(w.outcome == Outcome.held.value, not_(w.reapable)),
-                "; not reapable, a human decides",
-            ),
+            (and_(held, w.effect.is_not(None)), literal("; ").concat(effect_note(w.effect))),
+            (and_(held, not_(w.reapable)), "; not reapable, a human decides"),
             else_="",
         )
         return (
@@ -312,6 +292,20 @@ class Finder:
         )
         line = func.substr(cast(last.c.at, Text), 1, 19).concat(" ").concat(last.c.cause)
         return select(func.aggregate_strings(line, ", ")).scalar_subquery()
+
+
+def stale_claims(finder: Finder) -> tuple[ColumnElement[bool], ...]:
+    """Claims of workers that are gone."""
+    mine = tables.claims.c.workflow == finder.workflow.name
+    return mine, finder.signal_of(tables.claims).claim_is_stale
+
+
+def hung_claims(finder: Finder) -> tuple[ColumnElement[bool], ...]:
+    """Claims of workers that live and beat, but have been at one record for too long."""
+    claim, after = tables.claims.c, finder.settings.hung_after_minutes
+    mine, stale = stale_claims(finder)
+    is_long = false() if after is None else older_than(claim.started_at, after * 60)
+    return mine, not_(stale), claim.hung_at.is_(None), func.coalesce(is_long, false())
 
 
 def key_of(row: Row[Any]) -> Key:

@@ -4,12 +4,11 @@ same."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 from sqlalchemy import (
     Column,
     ColumnElement,
-    and_,
     case,
     delete,
     func,
@@ -23,10 +22,23 @@ from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from unstuck import tables
+from unstuck.claims.joining import is_same_record
 from unstuck.clock import now
-from unstuck.identity import Key, as_list, comparable, is_one_of
+from unstuck.identity import Key, as_list, is_one_of
 from unstuck.registry import Workflow
 from unstuck.signals import Signal
+
+
+class Change(TypedDict, total=False):
+    """`old` may be one status or several. With `keeps_error` the note gives way to what stands in
+    the error column; without a note the column is left as it is."""
+
+    old: Required[Any]
+    new: Required[Any]
+    note: str | None
+    keeps_error: bool
+    strikes: int | None
+    siblings: Sequence[Workflow]
 
 
 async def lock_record(
@@ -35,17 +47,17 @@ async def lock_record(
     """The record's status, its claim and what is remembered of it, with its row locked for the
     rest of the transaction."""
     claims, records = tables.claims, tables.records
-    joined = workflow.source.outerjoin(
-        claims,
-        and_(claims.c.workflow == workflow.name, claims.c.record_id == workflow.record_id),
-    ).outerjoin(
-        records,
-        and_(records.c.workflow == workflow.name, records.c.record_id == workflow.record_id),
+    joined = workflow.source.outerjoin(claims, is_same_record(claims, workflow)).outerjoin(
+        records, is_same_record(records, workflow)
     )
     query = (
         select(
             workflow.status.label("status"),
+            workflow.may_requeue.label("reapable"),
             claims.c.worker_id.label("worker_id"),
+            claims.c.token.label("token"),
+            claims.c.effect.label("effect"),
+            claims.c.details.label("details"),
             func.coalesce(records.c.zombie_count, 0).label("zombie_count"),
             _signal(workflow).still_held(records.c.held_at).label("held"),
         )
@@ -57,20 +69,48 @@ async def lock_record(
 
 
 async def move_record(
-    connection: AsyncConnection,
+    connection: AsyncConnection, workflow: Workflow, key: Key, **change: Unpack[Change]
+) -> bool:
+    """Changes the status of a record that still has the old one; False if it has not."""
+    return await move_records(connection, workflow, [key], **change) == 1
+
+
+async def move_records(
+    connection: AsyncConnection, workflow: Workflow, keys: Sequence[Key], **change: Unpack[Change]
+) -> int:
+    """How many of them still had the old status, and have the new one now."""
+    moved = 0
+    values = _values(workflow, **change)
+    old = change["old"] if isinstance(change["old"], tuple) else (change["old"],)
+    for table in workflow.tables:
+        same = is_one_of(workflow.key_in(table), as_list(keys))
+        written = {column: value for column, value in values.items() if column.table is table}
+        write = update(table).where(same).values(written)
+        if table is workflow.status.table:  # the first of them
+            result = await connection.execute(write.where(workflow.status.in_(old)))
+            moved = result.rowcount
+            if moved == 0:
+                break
+        else:
+            await connection.execute(write)
+    return moved
+
+
+def _values(
     workflow: Workflow,
-    key: Key,
     *,
     old: Any,
     new: Any,
-    note: str,
+    note: str | None = None,
+    keeps_error: bool = False,
     strikes: int | None = None,
     siblings: Sequence[Workflow] = (),
-) -> bool:
-    """Changes the status of a record that still has the old one; False if it has not."""
+) -> dict[Any, Any]:
     values: dict[Any, Any] = {workflow.status: new}
-    if workflow.error is not None:
-        values[workflow.error] = fit(literal(note), workflow.error.type)
+    if workflow.error is not None and note is not None:
+        error = fit(literal(note), workflow.error.type)
+        said = func.nullif(workflow.error, "")
+        values[workflow.error] = func.coalesce(said, error) if keeps_error else error
     if workflow.updated_at is not None:
         values[workflow.updated_at] = touched(workflow.updated_at, siblings)
     if workflow.lease is not None and workflow.lease.nullable:
@@ -81,20 +121,16 @@ async def move_record(
         values[workflow.zombie_count] = strikes
     if workflow.version is not None:
         values[workflow.version] = workflow.version + 1
-    moved = True
-    for table in workflow.tables:
-        mine = [
-            comparable(column) == part
-            for column, part in zip(workflow.key_in(table), key, strict=True)
-        ]
-        if table is workflow.status.table:
-            mine.append(workflow.status == old)
-        written = {column: value for column, value in values.items() if column.table is table}
-        result = await connection.execute(update(table).where(*mine).values(written))
-        moved = moved and result.rowcount == 1
-        if not moved:
-            return False
-    return True
+    return values
+
+
+async def end_lease(connection: AsyncConnection, workflow: Workflow, key: Key) -> None:
+    """A lease that still runs would say that a held record is being worked on."""
+    if workflow.lease is not None:
+        same = is_one_of(workflow.key_in(workflow.lease.table), as_list([key]))
+        over = null() if workflow.lease.nullable else now()
+        change = update(workflow.lease.table).where(same).values({workflow.lease: over})
+        await connection.execute(change)
 
 
 def touched(updated_at: Column[Any], siblings: Sequence[Workflow]) -> ColumnElement[Any]:
@@ -118,19 +154,27 @@ async def revoke_claim(connection: AsyncConnection, workflow: Workflow, record_i
 
 
 async def read_statuses(
-    connection: AsyncConnection, workflow: Workflow, keys: list[Key]
+    connection: AsyncConnection, workflow: Workflow, keys: Sequence[Key], *, lock: bool = False
 ) -> dict[str, Any]:
-    """The statuses of these records now, by record id."""
-    rows = await connection.execute(
+    """The statuses of these records now, by record id. With `lock` those that could be locked."""
+    query = (
         select(workflow.record_id.label("record_id"), workflow.status.label("status"))
         .select_from(workflow.source)
         .where(is_one_of(workflow.key, as_list(keys)), workflow.scope)
     )
+    if lock:
+        query = query.with_for_update(of=list(workflow.tables), skip_locked=True)
+    rows = await connection.execute(query)
     return {row.record_id: row.status for row in rows}
 
 
 def _signal(workflow: Workflow) -> Signal:
     return Signal(tables.claims, workflow.updated_at, workflow.lease, threshold=0, grace=0)
+
+
+def blank(column: Column[Any]) -> ColumnElement[Any]:
+    """What an error column says when there is no error."""
+    return null() if column.nullable else literal("")
 
 
 def fit(words: ColumnElement[str], kind: Any) -> ColumnElement[str]:

@@ -41,7 +41,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import ClauseElement
 
 from unstuck import tables
-from unstuck.claims.finding import Finder, Reach, key_of
+from unstuck.claims.finding import Finder, Reach, key_of, stale_claims
 from unstuck.claims.moving import fit, touched
 from unstuck.clock import later, now
 from unstuck.decisions import Outcome
@@ -61,6 +61,8 @@ _ANSWER = (
     "mute",
     "due",
     "moves",
+    "details",
+    "effect",
 )
 _HANDED_OVER = Outcome.recovered.value
 
@@ -126,8 +128,7 @@ class Taker:
 
     @property
     def _dead_claims(self) -> tuple[ColumnElement[bool], ...]:
-        mine = tables.claims.c.workflow == self.finder.workflow.name
-        return mine, self.finder.signal_of(tables.claims).claim_is_stale
+        return stale_claims(self.finder)
 
     def _plan(self, reach: Reach) -> Select[Any]:
         if reach not in self._kept:
@@ -278,10 +279,13 @@ class Taker:
             "deferred_at": _only(b.outcome == Outcome.deferred.value, now()),
             "held_at": _only(held, now()),
             "held_reason": _only(held, b.note),
+            "details": b.details,
         }
         rows = select(*(v.label(k) for k, v in values.items())).where(~b.mute)
         new = tables.UPSERT[dialect](tables.records).from_select(list(values), rows)
         changed = {k: new.excluded[k] for k in values if k not in ("workflow", "record_id")}
+        # The checkpoint of an attempt before stands until there is another.
+        changed["details"] = func.coalesce(new.excluded.details, r.details)
         return new.on_conflict_do_update(index_elements=[r.workflow, r.record_id], set_=changed)
 
     def _log(self, batch: FromClause) -> Insert:

@@ -62,6 +62,9 @@ class Reader:
             )
         return found
 
+    def has_column(self, name: str) -> bool:
+        return name in self._columns
+
     def status(self, given: Any) -> Column[Any]:
         found = self.column("status", given)
         if not isinstance(stored_type(found.type), String | Integer):

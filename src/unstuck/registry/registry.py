@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypedDict, TypeVar, Unpack
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
@@ -72,6 +73,11 @@ class Registry:
             )
         self._workflows[workflow.name] = workflow
         return workflow
+
+    def amend(self, workflow: Workflow, **statuses: Any) -> Workflow:
+        """The workflow with what its registration did not say."""
+        self._workflows[workflow.name] = replace(workflow, **statuses)
+        return self._workflows[workflow.name]
 
     def siblings(self, workflow: Workflow) -> tuple[Workflow, ...]:
         """The other status columns of the same rows: those that share its `updated_at`."""

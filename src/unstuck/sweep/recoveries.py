@@ -54,6 +54,7 @@ async def _write_down(tx: Transaction, zombie: Zombie, note: str, data: dict[str
         last_zombie_at=now(),
         held_at=now() if is_held else None,
         held_reason=note if is_held else None,
+        **({} if zombie.details is None else {"details": zombie.details}),
     )
     await ledger.append(
         tx.connection,

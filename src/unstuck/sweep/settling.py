@@ -1,12 +1,14 @@
-"""Forgets what is settled: strikes of records that completed cleanly, holds of those that left."""
+"""Forgets what is settled: strikes of records that completed cleanly, holds and claims of those
+that left."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from uuid import UUID
 
 from unstuck import ledger
-from unstuck.claims import read_statuses
+from unstuck.claims import Finder, drop_stale, list_stale, read_statuses
 from unstuck.db import Transaction
 from unstuck.errors import UnknownRecord
 from unstuck.identity import Key, most_keys
@@ -38,6 +40,27 @@ class Settler:
             self._reached[workflow.name] = after
             if after is None:
                 return
+
+    async def drop_orphans(
+        self, finder: Finder, begin: Callable[[], AbstractAsyncContextManager[Transaction]]
+    ) -> None:
+        """Claims of workers that died between the end of their record and that of the claim: kept,
+        they would speak for whoever takes the record up next."""
+        workflow = finder.workflow
+        async with begin() as tx:
+            size = most_keys(workflow.key, self._settings.batch_size)
+            tokens = await list_stale(tx.connection, finder, size) if tx.leads else {}
+            if gone := await _left_processing(tx, workflow, tokens):
+                await drop_stale(tx.connection, finder, gone)
+
+
+async def _left_processing(
+    tx: Transaction, workflow: Workflow, tokens: dict[str, UUID]
+) -> list[UUID]:
+    keys = {id_: key for id_ in tokens if (key := _read_key(workflow, id_)) is not None}
+    statuses = await read_statuses(tx.connection, workflow, list(keys.values())) if keys else {}
+    gone = [id_ for id_ in keys if statuses.get(id_) not in workflow.processing]
+    return [tokens[id_] for id_ in gone]
 
 
 async def _settle(tx: Transaction, workflow: Workflow, known: dict[str, bool]) -> None:

@@ -13,6 +13,7 @@ from time import monotonic
 from sqlalchemy.exc import SQLAlchemyError
 
 from unstuck.db import Sessions
+from unstuck.endings import Endings
 from unstuck.errors import UnstuckError, describe
 from unstuck.events import Observers, SweepReport, WorkflowReport
 from unstuck.registry import Registry, Workflow
@@ -40,18 +41,33 @@ class Sweeper:
         self._observers = observers
         self._takers = Takers(registry, settings)
         self._settler = Settler(settings)
+        self._endings = Endings(sessions, settings, registry, observers)
         self._turn = 0
 
     async def sweep(self, *, dry_run: bool = False) -> SweepReport:
         started = monotonic()
         report = SweepReport(started_at=datetime.now(UTC), dry_run=dry_run)
         deadline = asyncio.get_running_loop().time() + self._settings.sweep_timeout
+        knows_spool = self._sessions.engine is not None
+        if knows_spool and not dry_run:
+            await self._drain_spool(deadline)
         for workflow in self._in_turn():
             report.workflows.append(await self._sweep_one(workflow, deadline, dry_run=dry_run))
+        if not knows_spool and not dry_run:
+            await self._drain_spool(deadline)
         report.seconds = monotonic() - started
         logger.log(logging.WARNING if report.changed else logging.DEBUG, "%s", report)
         await self._observers.tell("on_sweep_finished", report)
         return report
+
+    async def _drain_spool(self, deadline: float) -> None:
+        """First, for a record whose true end is known is no zombie; or as soon as a session has
+        shown whose spool it is."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._endings.drain()
+        except TimeoutError:
+            logger.error("The spool could not be drained in the time of a sweep")
 
     def _in_turn(self) -> list[Workflow]:
         """Another workflow goes first each time, so that a slow one cannot starve the rest."""

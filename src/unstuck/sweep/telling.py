@@ -9,7 +9,7 @@ from sqlalchemy.engine import Row
 
 from unstuck.claims import key_of
 from unstuck.decisions import Outcome
-from unstuck.events import MassStall, Observers, WorkflowReport, Zombie
+from unstuck.events import Hung, MassStall, Observers, WorkflowReport, Zombie
 from unstuck.registry import Workflow
 
 logger = logging.getLogger("unstuck.sweep")
@@ -43,6 +43,7 @@ class Teller:
             zombie_count=row.zombie_count,
             stale_seconds=row.stale_seconds,
             worker_id=row.worker_id,
+            details=row.details,
         )
 
     async def tell(self, row: Row[Any]) -> None:
@@ -66,6 +67,19 @@ class Teller:
         if left:
             await tell("on_status_changed", zombie.workflow, zombie.record_id, row.status, new)
         await tell(f"on_{zombie.outcome}", zombie)
+
+    async def tell_hung(self, rows: list[Any]) -> None:
+        for row in rows:
+            hung = Hung(self._workflow.name, row.record_id, row.worker_id, row.seconds)
+            logger.error(
+                "%s %s has been in work for %.0f s by %s, which still beats: is it hung?",
+                hung.workflow,
+                hung.record_id,
+                hung.seconds,
+                hung.worker_id,
+            )
+            self._report.hung += 1
+            await self._observers.tell("on_hung", hung)
 
     async def tell_stall(self, stall: MassStall | None) -> None:
         if stall is None:

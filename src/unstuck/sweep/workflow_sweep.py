@@ -12,7 +12,7 @@ from sqlalchemy.engine import Row
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from unstuck import ledger
-from unstuck.claims import Finder, Reach, can_walk, key_of
+from unstuck.claims import Finder, Reach, can_walk, key_of, mark_hung
 from unstuck.db import Sessions, Transaction, tables_are_missing, transaction
 from unstuck.decisions import Outcome
 from unstuck.errors import WrongState, describe
@@ -80,8 +80,21 @@ class WorkflowSweep:
         if not few:
             await (self._walk() if walks else self._take_by_keys())
         await self._count_locked(survey.found)
-        if survey.remembered and not self._dry_run:
-            await self._settler.settle(self._workflow, partial(self._transaction, lead="settle"))
+        if not self._dry_run:
+            await self._look_after(survey)
+
+    async def _look_after(self, survey: Row[Any]) -> None:
+        """What is no zombie, but left over from one, or about to be."""
+        begin = partial(self._transaction, lead="settle")
+        if survey.remembered:
+            await self._settler.settle(self._workflow, begin)
+        if survey.claims:
+            await self._settler.drop_orphans(self._finder, begin)
+        if survey.hung:
+            async with begin() as tx:
+                hung = await mark_hung(tx.connection, self._finder) if tx.leads else []
+                await ledger.log_hung(tx.connection, self._workflow.name, hung)
+            await self._teller.tell_hung(hung)
 
     @property
     def _finder(self) -> Finder:
