@@ -14,7 +14,7 @@ from unstuck import Unstuck, configure, registry
 from unstuck.events import SweepReport
 
 README = Path(__file__).parents[2] / "README.md"
-QUICKSTART, ON_CALL = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+QUICKSTART, LOOP, ON_CALL = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
 class Watch:
@@ -85,3 +85,17 @@ async def test_the_example_for_the_person_on_call_runs(
     exec(compile(ON_CALL.replace("0b9…", record_id), "README.md", "exec"), module)
     await module["on_call"](unstuck)
     assert "released" in capsys.readouterr().out
+
+
+async def test_the_loop_of_the_readme_completes_a_page(
+    database: Database, quickstart: dict[str, Any]
+) -> None:
+    await database.create(quickstart["Base"].metadata)
+    exec(compile(LOOP, "README.md", "exec"), quickstart)
+    page, status = quickstart["Page"], quickstart["PageStatus"]
+    await configure(database.sessions).create_tables()
+    async with database.sessions.begin() as session:
+        session.add(page(page_processing_status=status.Queued))
+    await quickstart["process_pages"]()
+    [(done,)] = await database.execute("SELECT page_processing_status FROM pages")
+    assert done == "Complete"

@@ -1,0 +1,1 @@
+"""Workers in processes of their own, to be killed, frozen and told to end."""
