@@ -1,9 +1,10 @@
 # Everything is set up on first use below .venv/, from hash-pinned requirements; only Python >= 3.11,
 # pip and make are needed. Another interpreter: `make test PYTHON=python3.13`. Arguments for the tool
-# behind a target: `make test ARGS="-k sweep"`.
+# behind a target: `make test ARGS="-k sweep"`. `make demo DB=postgres` shows it on PostgreSQL.
 
 PYTHON ?= python3
 ARGS ?=
+DB ?= sqlite
 
 # Environments are kept apart by Python version, so that changing PYTHON never mixes two.
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
@@ -20,7 +21,7 @@ test: $(VENVS)/test/.installed ## Run the tests with the newest pinned dependenc
 
 .PHONY: test-lowest
 test-lowest: $(VENVS)/lowest/.installed ## Run the tests with the lowest dependencies that pyproject.toml allows
-	$(VENVS)/lowest/bin/python -m pytest $(ARGS)
+	UNSTUCK_TEST_POSTGRES=18 $(VENVS)/lowest/bin/python -m pytest $(ARGS)
 
 .PHONY: test-matrix
 test-matrix: ## Run the tests on every supported Python that this machine has
@@ -41,13 +42,13 @@ format: $(VENVS)/check/.installed ## Fix what ruff can fix, and format
 	$(VENVS)/check/bin/ruff format .
 
 .PHONY: demo
-demo: ## Show a crash and its recovery
-	@echo "The demo comes with the job loop; there is nothing to show yet."
+demo: $(VENVS)/demo/.installed ## Kill, starve, redeploy and freeze workers, and see every record come back
+	$(VENVS)/demo/bin/python -m examples.demo --database $(DB) $(ARGS)
 
 .PHONY: clean
 clean: ## Remove the environments and everything that was built
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
-	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 COMPILE = $(VENVS)/pins/bin/uv pip compile --quiet --no-config --universal --python-version 3.11 \
 	--no-header --no-emit-index-url --no-emit-find-links $(ARGS)
@@ -60,6 +61,8 @@ pins: $(VENVS)/pins/.installed ## Pin requirements/*.in again (ARGS=--upgrade to
 	$(PINNED) pyproject.toml requirements/test.in --output-file requirements/test.txt
 	$(PINNED) pyproject.toml requirements/check.in --constraint requirements/test.txt \
 		--output-file requirements/check.txt
+	$(PINNED) pyproject.toml requirements/demo.in --constraint requirements/test.txt \
+		--output-file requirements/demo.txt
 	$(COMPILE) --no-deps --no-annotate requirements/test.in --constraint requirements/test.txt \
 		--output-file .venv/tools.in
 	$(PINNED) --resolution lowest-direct pyproject.toml .venv/tools.in \

@@ -1,0 +1,1 @@
+"""Applications that use unstuck, to be run and read."""
